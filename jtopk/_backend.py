@@ -1,0 +1,54 @@
+"""Which backend runs a call, and why another one cannot."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+import pallas_kernels
+
+BACKENDS = ("mosaic_gpu", "xla", "interpret")
+
+
+@functools.cache
+def gpu_problem() -> str | None:
+    """Why this process cannot run the GPU kernel, or None if it can."""
+    reason = pallas_kernels.unavailable()
+    if reason is not None:
+        return reason
+    try:
+        gpus = jax.devices("cuda")
+    except RuntimeError:
+        return "JAX sees no NVIDIA GPU"
+    old = [d for d in gpus if float(d.compute_capability) < 9.0]
+    if old:
+        return f"{old[0].device_kind} has compute capability {old[0].compute_capability}; 9.0 is needed"
+    return None
+
+
+def choose(backend: str | None, operand: Any) -> str:
+    """The backend for a call: a name of `BACKENDS`, or "auto" for a choice made at lowering.
+
+    Raises:
+      ValueError: an unknown name.
+      NotImplementedError: a backend this process cannot run.
+    """
+    if backend is None:
+        return "xla" if gpu_problem() is not None else "auto"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "mosaic_gpu":
+        reason = gpu_problem()
+        if reason is None and not isinstance(operand, jax.core.Tracer):
+            platforms = {device.platform for device in operand.devices()}
+            if platforms != {"gpu"}:
+                reason = f"operand is on {', '.join(sorted(platforms))}"
+        if reason is not None:
+            raise NotImplementedError(f"backend 'mosaic_gpu' cannot run this call: {reason}")
+    if backend == "interpret":
+        reason = pallas_kernels.unavailable()
+        if reason is not None:
+            raise NotImplementedError(f"backend 'interpret' cannot run this call: {reason}")
+    return backend

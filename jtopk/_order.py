@@ -1,0 +1,123 @@
+"""The one place that says which value ranks before which.
+
+Every value is read as the unsigned integer its bits spell, and mapped to an unsigned *key* of
+the same width such that a larger key ranks earlier. Both backends select on keys alone, so the
+order of floats, NaNs, signed zeros and integers cannot differ between them.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+DTYPES = (
+    "float32 bfloat16 float16 float8_e4m3fn float8_e5m2 int8 int16 int32 "
+    "uint8 uint16 uint32 float64 int64 uint64"
+).split()
+
+
+class Order(enum.Enum):
+    """Which values count as equal, and where NaN goes."""
+
+    TOTAL = "total"
+    """jax.lax.top_k: +NaN > +inf > ... > +0 > -0 > ... > -inf > -NaN, payloads told apart."""
+
+    TORCH = "torch"
+    """torch.topk: every NaN equal and above +inf, +0 equal to -0."""
+
+
+def bit_width(dtype: Any) -> int:
+    """Width of `dtype` in bits."""
+    return np.dtype(dtype).itemsize * 8
+
+
+def bits_dtype(dtype: Any) -> np.dtype:
+    """The unsigned integer type as wide as `dtype`."""
+    return np.dtype(f"uint{bit_width(dtype)}")
+
+
+def carrier_dtype(dtype: Any) -> np.dtype:
+    """The unsigned type keys of `dtype` are computed in: uint32, or uint64 for 64-bit types."""
+    return np.dtype(np.uint64 if bit_width(dtype) == 64 else np.uint32)
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """`x` reinterpreted as unsigned integers of the same width."""
+    return jax.lax.bitcast_convert_type(x, bits_dtype(x.dtype))
+
+
+def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+    """The inverse of `to_bits`."""
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+@functools.cache
+def _largest_number_bits(dtype: np.dtype) -> int:
+    """Bits of the largest non-NaN magnitude: infinity, or the maximum where there is none."""
+    largest = np.array(np.inf, dtype)
+    if not np.isinf(largest.astype(np.float64)):
+        largest = np.array(ml_dtypes.finfo(dtype).max, dtype)
+    return int(largest.view(bits_dtype(dtype)))
+
+
+def key(bits: jax.Array, dtype: Any, *, largest: bool, order: Order) -> jax.Array:
+    """Order-preserving keys: a larger key ranks earlier.
+
+    Args:
+      bits: values of `dtype` as unsigned integers, widened to `carrier_dtype(dtype)`.
+      dtype: the type the bits belong to.
+      largest: whether the largest or the smallest value ranks first.
+      order: which values are equal and where NaN ranks.
+
+    Returns:
+      Keys below `2**bit_width(dtype)`, in the carrier type. Under `Order.TOTAL` distinct bits
+      have distinct keys.
+    """
+    dtype = np.dtype(dtype)
+    carrier = carrier_dtype(dtype)
+    width = bit_width(dtype)
+    # numpy scalars of the exact type: python integers would be read as int32 and overflow.
+    sign = carrier.type(1 << (width - 1))
+    ones = carrier.type((1 << width) - 1)
+    assert bits.dtype == carrier, (bits.dtype, carrier)
+
+    if _is_float(dtype):
+        magnitude = bits & (ones ^ sign)
+        if order is Order.TORCH:
+            # -0 becomes +0, so that a tie between zeros is decided by the column.
+            bits = jnp.where(magnitude == carrier.type(0), magnitude, bits)
+        ranked = jnp.where((bits & sign) != carrier.type(0), bits ^ ones, bits | sign)
+        if order is Order.TORCH:
+            is_nan = magnitude > carrier.type(_largest_number_bits(dtype))
+            ranked = jnp.where(is_nan, ones, ranked)
+    elif jnp.issubdtype(dtype, jnp.signedinteger):
+        ranked = bits ^ sign
+    else:
+        ranked = bits
+    return ranked if largest else ranked ^ ones
+
+
+def last_value(dtype: Any, *, largest: bool) -> np.ndarray:
+    """The value that fills a row with fewer than k valid columns, as a 0-d array of `dtype`.
+
+    -inf or the integer minimum; +inf or the maximum for smallest. A type without infinities
+    (float8_e4m3fn) fills with its finite extreme.
+    """
+    dtype = np.dtype(dtype)
+    if not _is_float(dtype):
+        info = np.iinfo(dtype)
+        return np.array(info.min if largest else info.max, dtype)
+    bits = _largest_number_bits(dtype)
+    if largest:
+        bits |= 1 << (bit_width(dtype) - 1)
+    return np.array(bits, bits_dtype(dtype)).view(dtype)

@@ -1,0 +1,2 @@
+"""Device code."""
+def unavailable(): return "not yet"
