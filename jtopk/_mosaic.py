@@ -1,3 +1,83 @@
-"""Placeholder."""
-def unsupported(dtype): return "x"
-def top_k(*a, **k): raise NotImplementedError
+"""Top-k on the GPU kernel: from a row view and an order to a launch."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels
+from jtopk import _order, _plan, _strides
+from jtopk._order import Order
+from jtopk._strides import RowView
+
+
+def top_k(
+    buffer: jax.Array,
+    view: RowView,
+    k: int,
+    *,
+    largest: bool,
+    sorted: bool,
+    order: Order,
+    starts: jax.Array | None,
+    lengths: jax.Array | None,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """The top k of each row, `k > 0` and at least one row.
+
+    Takes and returns what `_xla.top_k` does. `starts` and `lengths` need not be clamped.
+    """
+    dtype = np.dtype(buffer.dtype)
+    plan = _plan.plan(view.rows, view.columns, k, sorted=sorted)
+    row_shape, row_strides = _strides.merge_rows(view.row_shape, view.row_strides)
+    record = pallas_kernels.pack_record(
+        columns=view.columns,
+        column_stride=view.column_stride,
+        offset=view.offset,
+        row_shape=row_shape,
+        row_strides=row_strides,
+    )
+    last = _order.last_value(dtype, largest=largest)
+    config = pallas_kernels.SelectConfig(
+        k=k,
+        sort=plan.sort == "kernel",
+        key_bits=_order.bit_width(dtype),
+        fill_bits=int(last.view(_order.bits_dtype(dtype))),
+        row_dims=len(row_shape),
+        unit_stride=view.column_stride == 1,
+        warpgroups=plan.warpgroups,
+        blocks=plan.blocks,
+    )
+    to_key = functools.partial(_order.key, dtype=dtype, largest=largest, order=order)
+    values, indices = pallas_kernels.select_rows(
+        config,
+        to_key,
+        buffer,
+        jnp.asarray(record),
+        rows=view.rows,
+        starts=_row_numbers(starts, view.columns),
+        lengths=_row_numbers(lengths, view.columns),
+        interpret=interpret,
+    )
+    if plan.sort == "xla":
+        values, indices = _sort(values, indices, to_key)
+    shape = (*view.row_shape, k)
+    return values.reshape(shape), indices.reshape(shape)
+
+
+def _row_numbers(x: jax.Array | None, columns: int) -> jax.Array | None:
+    if x is not None and x.dtype != jnp.int32:
+        x = jnp.clip(x, 0, columns).astype(jnp.int32)
+    return None if x is None else x.reshape(-1)
+
+
+def _sort(values, indices, to_key) -> tuple[jax.Array, jax.Array]:
+    """Puts a selection that lies by ascending column in order; unfilled places stay last."""
+    bits = _order.to_bits(values)
+    key = to_key(bits.astype(_order.carrier_dtype(values.dtype)))
+    last = jnp.where(indices < 0, jnp.uint32(0xFFFFFFFF), ~key)
+    _, bits, indices = jax.lax.sort((last, bits, indices), num_keys=1, is_stable=True)
+    return _order.from_bits(bits, values.dtype), indices

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_kernels
 from jtopk import _order
 from jtopk._order import Order
 from jtopk._strided_rows import StridedRows
@@ -28,7 +29,7 @@ def top_k(
       buffer: flat operand.
       view: how to read it as rows.
       k: may exceed the row's columns.
-      starts: first valid column of each row, int32, already clamped into the row; None for 0.
+      starts: first valid column of each row, any integer; None for 0.
       lengths: valid columns of each row, likewise; None for all from its start.
 
     Returns:
@@ -36,6 +37,9 @@ def top_k(
     """
     dtype = np.dtype(buffer.dtype)
     n = view.columns
+    begin, end = pallas_kernels.clamp_window(starts, lengths, n)
+    ragged = starts is not None or lengths is not None
+    length = (end - begin)[..., None] if ragged else None
     # Bits, not floats: a float operation could quieten a NaN or flush a denormal on its way.
     bits = StridedRows(
         _order.to_bits(buffer),
@@ -45,26 +49,26 @@ def top_k(
     ).dense()
     if starts is not None:
         # Valid columns first, so that among equal keys they come before the others.
-        columns = (jnp.arange(n, dtype=jnp.int32) + starts[..., None]) % max(n, 1)
+        columns = (jnp.arange(n, dtype=jnp.int32) + begin[..., None]) % max(n, 1)
         bits = jnp.take_along_axis(bits, columns, axis=-1)
     key = _order.key(
         bits.astype(_order.carrier_dtype(dtype)), dtype, largest=largest, order=order
     )
-    if lengths is not None:
+    if ragged:
         # The lowest key there is. A valid column may have it too, but lies further left.
-        valid = jnp.arange(n, dtype=jnp.int32) < lengths[..., None]
+        valid = jnp.arange(n, dtype=jnp.int32) < length
         key = jnp.where(valid, key, jnp.zeros((), key.dtype))
 
     taken = min(k, n)
     indices = _select(key, taken, _order.bit_width(dtype))
     values = _order.from_bits(jnp.take_along_axis(bits, indices, axis=-1), dtype)
     if starts is not None:
-        indices = (indices + starts[..., None]) % max(n, 1)
+        indices = (indices + begin[..., None]) % max(n, 1)
     if k > taken:
         indices = _widen(indices, k, jnp.int32(-1))
         values = _widen(values, k, jnp.zeros((), dtype))
-    if lengths is not None:
-        filled = jnp.arange(k, dtype=jnp.int32) < lengths[..., None]
+    if ragged:
+        filled = jnp.arange(k, dtype=jnp.int32) < length
         fill = jnp.asarray(_order.last_value(dtype, largest=largest))
         indices = jnp.where(filled, indices, jnp.int32(-1))
         # Selected as bits for the same reason as above.

@@ -1,2 +1,14 @@
-"""Device code."""
-def unavailable(): return "not yet"
+"""Device code and its launch. Knows buffers, strides and keys; nothing of operands or frameworks."""
+
+from pallas_kernels import _record, _window
+from pallas_kernels._compat import unavailable
+
+clamp_window = _window.clamp
+pack_record = _record.pack
+
+__all__ = ["clamp_window", "pack_record", "unavailable"]
+
+if unavailable() is None:
+    from pallas_kernels._select import SORT_LIMIT, SelectConfig, select_rows
+
+    __all__ += ["SORT_LIMIT", "SelectConfig", "select_rows"]

@@ -6,6 +6,8 @@ payloads) and shares nothing with the product's key map.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 
@@ -17,7 +19,8 @@ def _ascending_keys(row: np.ndarray, order: str) -> list[np.ndarray]:
     """Sort keys of a row, most significant first; each larger where the value ranks higher."""
     if not _is_float(row.dtype):
         return [np.unique(row, return_inverse=True)[1]]
-    number = row.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is no mistake here
+        number = row.astype(np.float64)
     nan = np.isnan(number)
     if order == "torch":
         return [nan.astype(int), np.unique(np.where(nan, 0.0, number), return_inverse=True)[1]]
@@ -54,8 +57,8 @@ def top_k(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values and int32 columns of the top k along the last axis, sorted, ties by column."""
     n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    count = len(rows)
+    count = math.prod(x.shape[:-1])
+    rows = x.reshape(count, n)
     begin = np.zeros(count, np.int64) if starts is None else np.ravel(starts).astype(np.int64)
     length = np.full(count, n) if lengths is None else np.ravel(lengths).astype(np.int64)
     values = np.full((count, k), last_value(x.dtype, largest), x.dtype)

@@ -1,0 +1,412 @@
+"""Exact top-k of rows by radix selection: the kernel.
+
+A block takes one row at a time. Its warpgroups share the row's chunks, each a contiguous part:
+
+1. Digit by digit from the top, histogram the keys that agree with the digits found so far, and
+   find the bin in which the k-th largest key lies. After the last digit that key, the *cut*, is
+   known exactly, and so is how many keys equal to it are still wanted.
+2. Read the row once more and keep what lies above the cut, and of what equals it the leftmost.
+   Every element's place in the output follows from counts of those before it, not from the
+   order in which lanes arrive, so the result is the same in every run.
+3. If asked, sort what was kept by key and column.
+
+A key is a uint32 that is larger where a value ranks earlier; the map is the caller's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import _leaves as leaf
+from pallas_kernels import _record, _window
+from pallas_kernels._compat import WARPGROUP_SEMANTICS, InterpretGPUParams, pl, plgpu
+
+BINS = 2048
+DIGIT_BITS = 11
+BIN_WIDTH = 4
+SORT_LIMIT = 4096
+"""Largest k sorted in shared memory, 8 bytes an element."""
+
+LAST_COLUMN = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectConfig:
+    """What a compiled kernel depends on. Everything else is in the record.
+
+    Attributes:
+      k: outputs a row.
+      sort: sort the outputs in shared memory; `k` is then at most `SORT_LIMIT`. Without, they
+        come by ascending column.
+      key_bits: keys lie below `2**key_bits`.
+      fill_bits: bits of the value that fills a row with fewer than k valid columns.
+      row_dims: dimensions of rows in the record.
+      unit_stride: whether columns are neighbours in memory.
+      warpgroups: warpgroups of 128 threads a block.
+      blocks: blocks of the grid; each takes every blocks-th row.
+    """
+
+    k: int
+    sort: bool
+    key_bits: int
+    fill_bits: int
+    row_dims: int
+    unit_stride: bool
+    warpgroups: int
+    blocks: int
+
+    @property
+    def sort_size(self) -> int:
+        return max(leaf.LANES, 1 << (self.k - 1).bit_length())
+
+
+def select_rows(
+    config: SelectConfig,
+    to_key: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    record: jax.Array,
+    *,
+    rows: int,
+    starts: jax.Array | None = None,
+    lengths: jax.Array | None = None,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Launches the kernel.
+
+    Args:
+      config: the compiled kernel's parameters.
+      to_key: maps a vector of values' bits (uint32) to keys (uint32).
+      x: flat buffer of values, any type of 32 bits or fewer.
+      record: int32, from `_record.pack`.
+      rows: rows of the outputs, as in the record.
+      starts: int32 of shape (rows,): first valid column of each row. Any number is safe.
+      lengths: int32 of shape (rows,): valid columns of each row. Any number is safe.
+      interpret: run on the CPU in JAX's GPU interpreter, with race detection.
+
+    Returns:
+      values of x's dtype and int32 indices, both of shape (rows, k).
+    """
+    outputs = (
+        jax.ShapeDtypeStruct((rows, config.k), x.dtype),
+        jax.ShapeDtypeStruct((rows, config.k), jnp.int32),
+    )
+    scratch = {
+        "histogram_smem": plgpu.SMEM((config.warpgroups, BINS), jnp.int32),
+        "scan_smem": plgpu.SMEM((config.warpgroups, leaf.CHUNK // leaf.LANES * 4), jnp.int32),
+    }
+    if config.sort:
+        scratch["keys_smem"] = plgpu.SMEM((config.sort_size,), jnp.uint32)
+        scratch["columns_smem"] = plgpu.SMEM((config.sort_size,), jnp.int32)
+    if interpret:
+        scratch["barrier"] = plgpu.Barrier(num_arrivals=config.warpgroups)
+    windows = {
+        name: window
+        for name, window in (("starts_gmem", starts), ("lengths_gmem", lengths))
+        if window is not None
+    }
+
+    def body(x_gmem, record_gmem, *refs, **smem):
+        windows_gmem = dict(zip(windows, refs, strict=False))
+        values_gmem, indices_gmem = refs[len(windows) :]
+        block = jax.lax.axis_index("block")
+        kernel = _Select(
+            config, to_key, x_gmem, record_gmem, windows_gmem, values_gmem, indices_gmem, smem,
+            interpret,
+        )  # fmt: skip
+        mine = (record_gmem[_record.ROWS] - block + config.blocks - 1) // config.blocks
+        jax.lax.fori_loop(0, mine, lambda i, _: kernel.row(block + i * config.blocks), None)
+
+    run = plgpu.kernel(
+        body,
+        out_type=outputs,
+        scratch_types=scratch,
+        grid=(config.blocks,),
+        grid_names=("block",),
+        num_threads=config.warpgroups,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=WARPGROUP_SEMANTICS),
+        interpret=InterpretGPUParams(detect_races=True) if interpret else None,
+    )
+    return run(x, record, *windows.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What a warpgroup knows when it writes its part of a row."""
+
+    cut: jax.Array
+    above: jax.Array
+    """Keys above the cut in the parts left of this one."""
+    equal: jax.Array
+    """Keys equal to the cut in those parts."""
+    wanted: jax.Array
+    """Keys equal to the cut that belong to the answer, in the whole row."""
+    everything: jax.Array
+    """Whether all valid columns belong to the answer, whatever their keys."""
+
+
+class _Select:
+    """The kernel's body for one row, with its refs in reach."""
+
+    def __init__(
+        self, config, to_key, x_gmem, record_gmem, windows_gmem, values_gmem, indices_gmem, smem,
+        interpret,
+    ):  # fmt: skip
+        self.config = config
+        self.to_key = to_key
+        self.x_gmem = x_gmem
+        self.record_gmem = record_gmem
+        self.windows_gmem = windows_gmem
+        self.values_gmem = values_gmem
+        self.indices_gmem = indices_gmem
+        self.smem = smem
+        self.interpret = interpret
+        self.wg = jax.lax.axis_index("warpgroup")
+        self.width = leaf.vector_width(x_gmem.dtype)
+
+    def row(self, row: jax.Array) -> None:
+        config = self.config
+        begin, end = _window.clamp(
+            self.windows_gmem["starts_gmem"][row] if "starts_gmem" in self.windows_gmem else None,
+            self.windows_gmem["lengths_gmem"][row] if "lengths_gmem" in self.windows_gmem else None,
+            self.record_gmem[_record.COLUMNS],
+        )
+        start = leaf.row_start(
+            self.record_gmem, row, row_dims=config.row_dims, interpret=self.interpret
+        )
+        # Chunks begin on 16-byte boundaries of the buffer, so a row starts inside its first.
+        lead = start.low & (self.width - 1) if config.unit_stride else jnp.int32(0)
+        first = (begin + lead) // leaf.CHUNK
+        chunks = (end + lead + leaf.CHUNK - 1) // leaf.CHUNK - first
+        share = (chunks + config.warpgroups - 1) // config.warpgroups
+        own = first + self.wg * share
+        stop = jnp.minimum(own + share, first + chunks)
+        taken = jnp.minimum(end - begin, config.k)
+
+        def chunk(i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            """Columns, bits and validity of a chunk."""
+            at = i * leaf.CHUNK - lead
+            bits = leaf.load_row(
+                self.x_gmem, start, at, begin, end, record_gmem=self.record_gmem,
+                unit_stride=config.unit_stride, interpret=self.interpret,
+            )  # fmt: skip
+            columns = at + self.iota(leaf.CHUNK, self.width)
+            return columns, bits, (columns >= begin) & (columns < end)
+
+        def select() -> tuple[jax.Array, ...]:
+            return self.find_cut(chunk, own, stop, taken)
+
+        def keep_all() -> tuple[jax.Array, ...]:
+            left = jnp.clip(own * leaf.CHUNK - lead, begin, end) - begin
+            return jnp.uint32(0), left, jnp.int32(0), jnp.int32(0)
+
+        everything = end - begin <= config.k
+        part = _Part(*jax.lax.cond(everything, keep_all, select), everything)
+        if config.sort:
+            self.clear_sorted()
+            self.barrier()
+            self.keep(chunk, own, stop, part, *self.sorted_targets())
+            self.barrier()
+            self.sort()
+            self.write_sorted(row, start, taken)
+        else:
+            self.keep(chunk, own, stop, part, self.indices_gmem.at[row], self.values_gmem.at[row])
+            self.write_fill(row, taken)
+        self.barrier()  # shared memory is about to be used for the next row
+
+    # Step 1.
+
+    def find_cut(self, chunk, own, stop, taken) -> tuple[jax.Array, ...]:
+        """The key of the last element taken, counts to this part's left, equals wanted."""
+        key_bits = self.config.key_bits
+        histogram = self.smem["histogram_smem"].at[self.wg]
+
+        def digit_pass(i, carry):
+            # `cut` is known in the bits of `known`; this pass finds the next DIGIT_BITS.
+            cut, known, above, _, wanted = carry
+            top = key_bits - DIGIT_BITS * i
+            shift = jnp.maximum(top - DIGIT_BITS, 0)
+            mask = (jnp.uint32(1) << (top - shift).astype(jnp.uint32)) - jnp.uint32(1)
+            shift = shift.astype(jnp.uint32)
+            histogram[...] = self.splat(BINS, BIN_WIDTH, 0)
+
+            def count(j, _):
+                _, bits, valid = chunk(j)
+                key = self.to_key(bits)
+                digit = ((key >> shift) & mask).astype(jnp.int32)
+                counts = valid & ((key & known) == cut)
+                leaf.histogram_add(
+                    histogram, jnp.where(counts, digit, -1), width=self.width,
+                    interpret=self.interpret,
+                )  # fmt: skip
+
+            jax.lax.fori_loop(own, stop, count, None)
+            self.barrier()
+            digit, wanted = self.find_bin(wanted)
+            bins = self.iota(BINS, BIN_WIDTH)
+            equal = jnp.int32(0)
+            for w in range(self.config.warpgroups - 1):
+                part = self.load_bins(w)
+                over = self.sum(jnp.where(bins > digit, part, 0), BIN_WIDTH)
+                same = self.sum(jnp.where(bins == digit, part, 0), BIN_WIDTH)
+                left = w < self.wg
+                above = above + jnp.where(left, over, 0)
+                equal = equal + jnp.where(left, same, 0)
+            self.barrier()
+            return (
+                cut | (digit.astype(jnp.uint32) << shift), known | (mask << shift),
+                above, equal, wanted,
+            )  # fmt: skip
+
+        none = jnp.int32(0)
+        cut, _, above, equal, wanted = jax.lax.fori_loop(
+            0, pl.cdiv(key_bits, DIGIT_BITS), digit_pass,
+            (jnp.uint32(0), jnp.uint32(0), none, none, taken),
+        )  # fmt: skip
+        return cut, above, equal, wanted
+
+    def find_bin(self, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The bin that holds the `wanted`-th largest key, and its rank within the bin."""
+        counts = self.load_bins(0)
+        for w in range(1, self.config.warpgroups):
+            counts = counts + self.load_bins(w)
+        below, total = self.scan(counts, BIN_WIDTH)
+        above = total - below - counts
+        here = (above < wanted) & (wanted <= above + counts)
+        # Just one bin is the one, so that sums pick it out.
+        digit = self.sum(jnp.where(here, self.iota(BINS, BIN_WIDTH), 0), BIN_WIDTH)
+        return digit, wanted - self.sum(jnp.where(here, above, 0), BIN_WIDTH)
+
+    # Step 2.
+
+    def keep(self, chunk, own, stop, part: _Part, indices, values) -> None:
+        """Writes what belongs to the answer, by ascending column, to the two targets."""
+
+        def one(i, counts):
+            above, equal = counts
+            columns, bits, valid = chunk(i)
+            key = self.to_key(bits)
+            over = valid & ((key > part.cut) | part.everything)
+            ties = valid & (key == part.cut) & ~part.everything
+            # Two counts in one scan: a chunk has fewer than 2**16 columns.
+            both = jnp.where(over, 1, 0) + jnp.where(ties, 1 << 16, 0)
+            before, total = self.scan(both, self.width)
+            over_before = above + (before & 0xFFFF)
+            ties_before = equal + (before >> 16)
+            kept = over | (ties & (ties_before < part.wanted))
+            place = over_before + jnp.minimum(ties_before, part.wanted)
+            place = jnp.where(kept, place, -1)
+            payload = key if self.config.sort else bits
+            for target, what in ((indices, columns), (values, payload)):
+                leaf.scatter(target, place, what, width=self.width, interpret=self.interpret)
+            return above + (total & 0xFFFF), equal + (total >> 16)
+
+        jax.lax.fori_loop(own, stop, one, (part.above, part.equal))
+
+    # Step 3.
+
+    def sorted_targets(self) -> tuple[Any, Any]:
+        return self.smem["columns_smem"], self.smem["keys_smem"]
+
+    def clear_sorted(self) -> None:
+        """Fills the arrays to sort with what sorts last."""
+
+        @pl.when(self.wg == 0)
+        def clear():
+            size = self.config.sort_size
+            width = min(4, size // leaf.LANES)
+            self.smem["keys_smem"][...] = self.splat(size, width, 0, jnp.uint32)
+            self.smem["columns_smem"][...] = self.splat(size, width, LAST_COLUMN)
+
+    def sort(self) -> None:
+        """Bitonic sort (Batcher 1968) of the kept keys and columns."""
+        steps = self.config.sort_size.bit_length() - 1
+
+        def merge(log_block, _):
+            def step(i, _):
+                leaf.compare_exchange(
+                    self.smem["keys_smem"], self.smem["columns_smem"],
+                    log_block, log_block - 1 - i, warpgroup=self.wg,
+                    warpgroups=self.config.warpgroups, interpret=self.interpret,
+                )  # fmt: skip
+                self.barrier()
+
+            jax.lax.fori_loop(0, log_block, step, None)
+
+        jax.lax.fori_loop(1, steps + 1, merge, None)
+
+    def write_sorted(self, row, start, taken) -> None:
+        step = min(self.config.sort_size, 4 * leaf.LANES)
+        width = step // leaf.LANES
+
+        def write(i, _):
+            at = i * step
+            place = at + self.iota(step, width)
+            columns = self.smem["columns_smem"][pl.ds(at, step)]
+            columns = plgpu.layout_cast(columns, leaf.layout(step, width))
+            columns = jnp.where(place < taken, columns, -1)
+            bits = leaf.gather_row(
+                self.x_gmem, start, columns, record_gmem=self.record_gmem,
+                unit_stride=self.config.unit_stride, interpret=self.interpret,
+            )  # fmt: skip
+            self.write(row, place, jnp.where(place < taken, bits, self.fill), columns, width)
+
+        self.each_own(0, self.config.k, step, write)
+
+    def write_fill(self, row, taken) -> None:
+        step = 4 * leaf.LANES
+
+        def write(i, _):
+            place = i * step + self.iota(step, 4)
+            place = jnp.where(place < taken, -1, place)
+            bits = self.splat(step, 4, self.fill, jnp.uint32)
+            self.write(row, place, bits, self.splat(step, 4, -1), 4)
+
+        self.each_own(taken // step, self.config.k, step, write)
+
+    def write(self, row, place, bits, columns, width) -> None:
+        for target, what in ((self.values_gmem, bits), (self.indices_gmem, columns)):
+            leaf.scatter(
+                target.at[row], place, what, width=width, interpret=self.interpret
+            )
+
+    def each_own(self, first, size: int, step: int, body) -> None:
+        """Runs `body(i)` for this warpgroup's share of the steps `first .. size / step`."""
+        groups = self.config.warpgroups
+        mine = (pl.cdiv(size, step) - first - self.wg + groups - 1) // groups
+        jax.lax.fori_loop(0, mine, lambda i, _: body(first + self.wg + i * groups, None), None)
+
+    # Vectors and shared memory.
+
+    @property
+    def fill(self) -> jax.Array:
+        return jnp.uint32(self.config.fill_bits)
+
+    def iota(self, size: int, width: int) -> jax.Array:
+        return plgpu.layout_cast(
+            jax.lax.broadcasted_iota(jnp.int32, (size,), 0), leaf.layout(size, width)
+        )
+
+    def splat(self, size: int, width: int, value, dtype=jnp.int32) -> jax.Array:
+        return plgpu.layout_cast(jnp.full((size,), value, dtype), leaf.layout(size, width))
+
+    def load_bins(self, warpgroup: int) -> jax.Array:
+        bins = self.smem["histogram_smem"][warpgroup]
+        return plgpu.layout_cast(bins, leaf.layout(BINS, BIN_WIDTH))
+
+    def scan(self, x: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+        scratch = self.smem["scan_smem"].at[self.wg]
+        return leaf.exclusive_scan(x, scratch, width=width, interpret=self.interpret)
+
+    def sum(self, x: jax.Array, width: int) -> jax.Array:
+        scratch = self.smem["scan_smem"].at[self.wg]
+        return leaf.reduce_sum(x, scratch, width=width, interpret=self.interpret)
+
+    def barrier(self) -> None:
+        leaf.block_barrier(self.smem.get("barrier"), interpret=self.interpret)
