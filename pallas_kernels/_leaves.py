@@ -488,13 +488,13 @@ def scatter(
     size = positions.shape[0]
     length = target.shape[0]
     if interpret:
-        stored = _from_uint32(values.astype(jnp.uint32), target.dtype)
         kept = (positions >= 0) & (positions < length)
         order = jnp.argsort(~kept, stable=True)
-        positions, stored = positions[order], stored[order]
+        positions, bits = positions[order], values.astype(jnp.uint32)[order]
 
         def store(i, _):
-            target[positions[i]] = stored[i]
+            # Floats only now: moving them about may change a NaN's bits on a CPU.
+            target[positions[i]] = _from_uint32(bits[i], target.dtype)
 
         # One store each: that the stores are disjoint is then seen by the race detector.
         jax.lax.fori_loop(0, jnp.sum(kept, dtype=jnp.int32), store, None)

@@ -133,7 +133,9 @@ def select_rows(
         compiler_params=plgpu.CompilerParams(lowering_semantics=WARPGROUP_SEMANTICS),
         interpret=InterpretGPUParams(detect_races=True) if interpret else None,
     )
-    return run(x, record, *windows.values())
+    # Traced with 32-bit defaults: under x64 every literal in the kernel would be an int64.
+    with jax.enable_x64(False):
+        return run(x, record, *windows.values())
 
 
 @dataclasses.dataclass(frozen=True)

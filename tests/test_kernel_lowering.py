@@ -1,0 +1,100 @@
+"""Every kind of kernel lowers for CUDA on a machine without a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels
+
+if reason := pallas_kernels.unavailable():
+    pytest.skip(reason, allow_module_level=True)
+
+from jtopk import _mosaic, _plan, _strides
+from jtopk._order import Order
+
+DTYPES = "float32 bfloat16 float16 float8_e4m3fn float8_e5m2 int8 int16 int32 uint8 uint16 uint32"
+
+
+def lower(
+    dtype, rows, columns, *, k, stride=None, offset=0, column_stride=1, sorted=True,
+    order=Order.TOTAL, largest=True, windows=False,
+):  # fmt: skip
+    view = _strides.RowView(
+        (rows,), (stride or columns * column_stride,), columns, column_stride, offset
+    )
+    numbers = jax.ShapeDtypeStruct((rows,), jnp.int32) if windows else None
+
+    def call(buffer, starts, lengths):
+        return _mosaic.top_k(
+            buffer, view, k, largest=largest, sorted=sorted, order=order, starts=starts,
+            lengths=lengths,
+        )  # fmt: skip
+
+    buffer = jax.ShapeDtypeStruct((view.span_end,), dtype)
+    traced = jax.jit(call).trace(buffer, numbers, numbers)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.split())
+def test_every_dtype(dtype):
+    text = lower(jnp.dtype(dtype), 3, 300, k=17, stride=512, windows=True)
+    assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize("columns", [1, 33, 257, 4096, 5000, 131072])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_sizes_and_strides(dtype, columns):
+    k = min(64, columns)
+    assert "mosaic_gpu" in lower(dtype, 5, columns, k=k, stride=columns + 1, offset=3)
+
+
+@pytest.mark.parametrize("sorted", [True, False])
+@pytest.mark.parametrize("k", [1, 129, 4096, 4097])
+def test_every_way_to_sort(k, sorted):
+    text = lower(jnp.float32, 4, 9000, k=k, sorted=sorted, order=Order.TORCH, largest=False)
+    assert "mosaic_gpu" in text
+    # Past what shared memory holds, XLA sorts what the kernel selected.
+    assert ("stablehlo.sort" in text) == (sorted and k > 4096)
+
+
+def test_column_stride_and_no_windows():
+    assert "mosaic_gpu" in lower(jnp.bfloat16, 4, 900, k=5, column_stride=2, stride=3)
+
+
+def test_with_x64():
+    """64-bit defaults must not change a kernel's types."""
+    with jax.enable_x64(True):
+        assert "mosaic_gpu" in lower(jnp.float32, 3, 5000, k=17, windows=True)
+
+
+def test_the_operand_is_used_as_it_is():
+    """A strided buffer goes to the kernel whole: not sliced, padded or copied before."""
+    text = lower(jnp.float32, 16, 900000, k=2048, stride=900096)
+    before = text.split("custom_call @mosaic_gpu")[0].split("func.func public @main")[1]
+    for operation in ("slice", "pad", "gather", "copy", "transpose"):
+        assert f"stablehlo.{operation}" not in before
+
+
+def test_a_64_bit_row_start_reaches_the_record():
+    record = pallas_kernels.pack_record(
+        columns=7, column_stride=1, offset=2**33 + 5, row_shape=(2, 3), row_strides=(2**31, 1)
+    )
+    words = record.view(np.uint32).tolist()
+    assert words == [6, 7, 5, 2, 1, 0, 2, 2**31, 0, 3, 1, 0]
+
+
+def test_plan_sides():
+    """The plan on either side of each of its bounds."""
+    assert _plan.plan(1, 2048, 8, sorted=True).warpgroups == 1
+    assert _plan.plan(1, 2049, 8, sorted=True).warpgroups == 2
+    assert _plan.plan(1, 10**6, 8, sorted=True).warpgroups == 4
+    assert _plan.plan(1, 10**6, 4096, sorted=True).sort == "kernel"
+    assert _plan.plan(1, 10**6, 4097, sorted=True).sort == "xla"
+    assert _plan.plan(1, 10**6, 4097, sorted=False).sort == "none"
+    assert _plan.plan(1, 10**6, 1, sorted=True).sort == "none"
+    assert _plan.plan(7, 10**6, 1, sorted=True).blocks == 7
+    assert _plan.plan(10**6, 8, 1, sorted=True, chip=_plan.Chip(10)).blocks == 40
+    assert _plan.unsupported("float64") and _plan.unsupported("bfloat16") is None
