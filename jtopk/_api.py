@@ -120,6 +120,10 @@ def _row_numbers(name: str, x: Any, row_shape: tuple[int, ...], columns: int) ->
     """`lengths` or `starts` as an array of integers, still to be clamped on the device."""
     if isinstance(x, jax.Array):
         _check.row_numbers(name, x.shape, str(x.dtype), row_shape)
+        if x.dtype == np.int64 and not jax.config.jax_enable_x64:
+            # Made where x64 was enabled: the next call would wrap it to int32.
+            with jax.enable_x64(True):
+                x = jnp.clip(x, 0, columns).astype(jnp.int32)
         return x
     x = np.asarray(x)
     _check.row_numbers(name, x.shape, str(x.dtype), row_shape)
@@ -127,9 +131,7 @@ def _row_numbers(name: str, x: Any, row_shape: tuple[int, ...], columns: int) ->
     return jnp.asarray(x.clip(0, columns).astype(np.int32))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("k", "axis", "largest", "sorted", "backend", "order")
-)
+@functools.partial(jax.jit, static_argnames=("k", "axis", "largest", "sorted", "backend", "order"))
 def _top_k(
     operand: jax.Array | StridedRows,
     lengths: jax.Array | None,
@@ -143,12 +145,14 @@ def _top_k(
     order: Order,
 ) -> tuple[jax.Array, jax.Array]:
     if isinstance(operand, StridedRows):
-        buffer, view = operand.buffer, _strides.row_view(
-            operand.shape, operand.strides, operand.offset, axis
+        buffer, view = (
+            operand.buffer,
+            _strides.row_view(operand.shape, operand.strides, operand.offset, axis),
         )
     else:
-        buffer, view = operand.reshape(-1), _strides.row_view(
-            operand.shape, _strides.dense_strides(operand.shape), 0, axis
+        buffer, view = (
+            operand.reshape(-1),
+            _strides.row_view(operand.shape, _strides.dense_strides(operand.shape), 0, axis),
         )
     if view.columns == 0:
         buffer = jnp.zeros(1, buffer.dtype)  # nothing is read, but no kernel takes no buffer

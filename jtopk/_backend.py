@@ -22,9 +22,11 @@ def gpu_problem() -> str | None:
         gpus = jax.devices("cuda")
     except RuntimeError:
         return "JAX sees no NVIDIA GPU"
-    old = [d for d in gpus if float(d.compute_capability) < 9.0]
-    if old:
-        return f"{old[0].device_kind} has compute capability {old[0].compute_capability}; 9.0 is needed"
+    for gpu in gpus:
+        if float(gpu.compute_capability) < 9.0:
+            return (
+                f"{gpu.device_kind} has compute capability {gpu.compute_capability}; 9.0 is needed"
+            )
     return None
 
 

@@ -41,9 +41,7 @@ class StridedRows:
     strides: tuple[int, ...]
     offset: int
 
-    def __init__(
-        self, buffer: Any, shape: Sequence[int], strides: Sequence[int], offset: int = 0
-    ):
+    def __init__(self, buffer: Any, shape: Sequence[int], strides: Sequence[int], offset: int = 0):
         if getattr(buffer, "ndim", None) != 1:
             raise TypeError(
                 "buffer must be a 1-D array, got "
@@ -135,7 +133,9 @@ def _gather(
     if step >= inner_span:
         whole = jax.lax.slice(flat, (offset,), (min(offset + size * step, flat.shape[0]),))
         if whole.shape[0] < size * step:  # the last piece may end with the buffer
-            whole = jax.lax.pad(whole, jnp.zeros((), flat.dtype), [(0, size * step - len(whole), 0)])
+            whole = jax.lax.pad(
+                whole, jnp.zeros((), flat.dtype), [(0, size * step - len(whole), 0)]
+            )
         pieces = whole.reshape(size, step)[:, :inner_span]
         return jax.vmap(inner, out_axes=outer)(pieces)
     # Overlapping pieces are sliced out one by one. Starts past 2**31 - 1 need 64-bit indices,

@@ -48,6 +48,17 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return normalise(shape, strides) == dense_strides(shape)
 
 
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may share a place. Views nested in no order count as overlapping."""
+    reach = 1
+    for step, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if step < reach:
+                return True
+            reach += (size - 1) * step
+    return False
+
+
 @dataclasses.dataclass(frozen=True)
 class RowView:
     """A flat buffer read as rows: the form in which backends and kernels see an operand.
@@ -74,9 +85,7 @@ class RowView:
         )
 
 
-def row_view(
-    shape: Sequence[int], strides: Sequence[int], offset: int, axis: int
-) -> RowView:
+def row_view(shape: Sequence[int], strides: Sequence[int], offset: int, axis: int) -> RowView:
     """The rows along `axis` of a strided view."""
     strides = normalise(shape, strides)
     return RowView(

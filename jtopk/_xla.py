@@ -51,9 +51,7 @@ def top_k(
         # Valid columns first, so that among equal keys they come before the others.
         columns = (jnp.arange(n, dtype=jnp.int32) + begin[..., None]) % max(n, 1)
         bits = jnp.take_along_axis(bits, columns, axis=-1)
-    key = _order.key(
-        bits.astype(_order.carrier_dtype(dtype)), dtype, largest=largest, order=order
-    )
+    key = _order.key(bits.astype(_order.carrier_dtype(dtype)), dtype, largest=largest, order=order)
     if ragged:
         # The lowest key there is. A valid column may have it too, but lies further left.
         valid = jnp.arange(n, dtype=jnp.int32) < length
@@ -93,7 +91,9 @@ def _select(key: jax.Array, k: int, width: int) -> jax.Array:
     if 0 in key.shape or k == 0:
         return jnp.zeros((*key.shape[:-1], k), jnp.int32)
     if width == 64:
-        return jax.lax.top_k(jax.lax.bitcast_convert_type(key ^ np.uint64(1 << 63), jnp.int64), k)[1]
+        return jax.lax.top_k(jax.lax.bitcast_convert_type(key ^ np.uint64(1 << 63), jnp.int64), k)[
+            1
+        ]
 
     def as_float(key: jax.Array) -> jax.Array:
         if width < 32:

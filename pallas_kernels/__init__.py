@@ -1,4 +1,4 @@
-"""Device code and its launch. Knows buffers, strides and keys; nothing of operands or frameworks."""
+"""Device code and its launch: knows buffers, strides and keys, not operands or frameworks."""
 
 from pallas_kernels import _record, _window
 from pallas_kernels._compat import unavailable

@@ -49,10 +49,10 @@ except (ImportError, AttributeError) as error:
     _missing = str(error)
 
 __all__ = [
+    "WARPGROUP_SEMANTICS",
     "Fragments",
     "InterpretGPUParams",
     "StridedLayout",
-    "WARPGROUP_SEMANTICS",
     "arith",
     "constant",
     "gpu",

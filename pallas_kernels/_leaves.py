@@ -285,9 +285,7 @@ def load_row(
             vectors = _if(arith.andi(touched, inside), whole, edge, wide)
             registers.append([vector.extract(vectors, [], [j]) for j in range(width)])
         result = _fragments(registers, CHUNK)
-        return Fragments(
-            _registers=result.registers, _layout=result.layout, _is_signed=False
-        )
+        return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
     return load(x_gmem, record_gmem, start.low, start.high, first, begin, end)
 
@@ -447,9 +445,7 @@ def reduce_sum(x: jax.Array, scratch_smem: Any, *, width: int, interpret: bool) 
     if interpret:
         return jnp.sum(x, dtype=jnp.int32)
 
-    @plgpu.inline_mgpu(
-        arg_types=(layout(x.shape[0], width), REF), return_type=_int32((), SCALAR)
-    )
+    @plgpu.inline_mgpu(arg_types=(layout(x.shape[0], width), REF), return_type=_int32((), SCALAR))
     def reduce(ctx, x, scratch):
         i32 = ir.IntegerType.get_signless(32)
         total = _i32()
@@ -506,9 +502,7 @@ def scatter(
     def store(ctx, target, positions, values):
         element = _bits_type(target)
         base = memref_ptr(target)
-        for p_elements, v_elements in zip(
-            _elements(positions), _elements(values), strict=True
-        ):
+        for p_elements, v_elements in zip(_elements(positions), _elements(values), strict=True):
             for p, v in zip(p_elements, v_elements, strict=True):
                 v = v if element.width == 32 else arith.trunci(element, v)
                 _when(
@@ -575,13 +569,9 @@ def compare_exchange(
             column_a, column_b = llvm.load(i32, ca), llvm.load(i32, cb)
             a_first = arith.ori(
                 _compare("ugt", key_a, key_b),
-                arith.andi(
-                    _compare("eq", key_a, key_b), _compare("slt", column_a, column_b)
-                ),
+                arith.andi(_compare("eq", key_a, key_b), _compare("slt", column_a, column_b)),
             )
-            forward = _compare(
-                "eq", arith.andi(arith.shrui(low, log_block), _i32(1)), _i32()
-            )
+            forward = _compare("eq", arith.andi(arith.shrui(low, log_block), _i32(1)), _i32())
 
             def swap():
                 llvm.store(key_b, ka)

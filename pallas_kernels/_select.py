@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_kernels import _leaves as leaf
 from pallas_kernels import _record, _window
@@ -209,7 +208,8 @@ class _Select:
             return jnp.uint32(0), left, jnp.int32(0), jnp.int32(0)
 
         everything = end - begin <= config.k
-        part = _Part(*jax.lax.cond(everything, keep_all, select), everything)
+        cut, above, equal, wanted = jax.lax.cond(everything, keep_all, select)
+        part = _Part(cut, above, equal, wanted, everything)
         if config.sort:
             self.clear_sorted()
             self.barrier()
@@ -374,9 +374,7 @@ class _Select:
 
     def write(self, row, place, bits, columns, width) -> None:
         for target, what in ((self.values_gmem, bits), (self.indices_gmem, columns)):
-            leaf.scatter(
-                target.at[row], place, what, width=width, interpret=self.interpret
-            )
+            leaf.scatter(target.at[row], place, what, width=width, interpret=self.interpret)
 
     def each_own(self, first, size: int, step: int, body) -> None:
         """Runs `body(i)` for this warpgroup's share of the steps `first .. size / step`."""

@@ -13,9 +13,9 @@ def clamp(
 
     None stands for a start of 0 and for a length up to the end of the row.
     """
-    columns = jnp.int32(columns)
-    begin = jnp.int32(0) if start is None else jnp.clip(start, 0, columns).astype(jnp.int32)
-    room = columns - begin
+    end = jnp.int32(columns)
+    begin = jnp.int32(0) if start is None else jnp.clip(start, 0, end).astype(jnp.int32)
+    room = end - begin
     if length is None:
-        return begin, columns
+        return begin, end
     return begin, begin + jnp.clip(length, 0, room).astype(jnp.int32)

@@ -82,7 +82,9 @@ def bits(x: np.ndarray) -> np.ndarray:
     return x.view(f"u{x.dtype.itemsize}")
 
 
-def assert_same(got: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray]) -> None:
+def assert_same(
+    got: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray]
+) -> None:
     """Equal columns and equal value bits, no tolerance."""
     values, indices = (np.asarray(a) for a in got)
     assert values.dtype == expected[0].dtype

@@ -35,7 +35,9 @@ def test_rows_start_at_every_residue_of_16_bytes(dtype, columns):
     oracle.assert_same(jtopk.top_k(view, k, backend="mosaic_gpu"), oracle.top_k(x, k))
 
 
-@pytest.mark.parametrize(("k", "sorted"), [(4096, True), (5000, True), (5000, False), (20000, True)])
+@pytest.mark.parametrize(
+    ("k", "sorted"), [(4096, True), (5000, True), (5000, False), (20000, True)]
+)
 def test_large_k(k, sorted):
     """On either side of what is sorted in shared memory."""
     x = data_rows("float32", 20000, seed=2)

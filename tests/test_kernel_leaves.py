@@ -57,7 +57,9 @@ def test_histogram_add_counts_what_is_in_range(interpret, width):
 
     def body(bins_gmem, out_gmem, hist_smem):
         hist_smem[...] = jnp.zeros((128,), jnp.int32)
-        leaf.histogram_add(hist_smem, load(bins_gmem, CHUNK, width), width=width, interpret=interpret)
+        leaf.histogram_add(
+            hist_smem, load(bins_gmem, CHUNK, width), width=width, interpret=interpret
+        )
         out_gmem[...] = hist_smem[...]
 
     counts = launch(
