@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import pallas_kernels
+from jtopk import _plan
 
 BACKENDS = ("mosaic_gpu", "xla", "interpret")
 
@@ -41,16 +42,15 @@ def choose(backend: str | None, operand: Any) -> str:
         return "xla" if gpu_problem() is not None else "auto"
     if backend not in BACKENDS:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "mosaic_gpu":
+    reason = None
+    if backend != "xla":
+        reason = pallas_kernels.unavailable() or _plan.unsupported(operand.dtype)
+    if backend == "mosaic_gpu" and reason is None:
         reason = gpu_problem()
         if reason is None and not isinstance(operand, jax.core.Tracer):
             platforms = {device.platform for device in operand.devices()}
             if platforms != {"gpu"}:
                 reason = f"operand is on {', '.join(sorted(platforms))}"
-        if reason is not None:
-            raise NotImplementedError(f"backend 'mosaic_gpu' cannot run this call: {reason}")
-    if backend == "interpret":
-        reason = pallas_kernels.unavailable()
-        if reason is not None:
-            raise NotImplementedError(f"backend 'interpret' cannot run this call: {reason}")
+    if reason is not None:
+        raise NotImplementedError(f"backend {backend!r} cannot run this call: {reason}")
     return backend

@@ -473,33 +473,40 @@ def reduce_sum(x: jax.Array, scratch_smem: Any, *, width: int, interpret: bool) 
     return reduce(x, scratch_smem)
 
 
-def scatter(
+def store_run(
     target: Any, positions: jax.Array, values: jax.Array, *, width: int, interpret: bool
 ) -> None:
     """`target[p] = v` for every position in range; the others are skipped.
 
-    Positions (int32) must differ. Values are uint32 or int32 and are cut to the target's width;
-    a float target takes them as bits.
+    The positions in range (int32) rise by one from each to the next. Values are uint32 or int32
+    and are cut to the target's width; a float target takes them as bits.
     """
     size = positions.shape[0]
     length = target.shape[0]
     if interpret:
         kept = (positions >= 0) & (positions < length)
         order = jnp.argsort(~kept, stable=True)
-        positions, bits = positions[order], values.astype(jnp.uint32)[order]
+        bits = values.astype(jnp.uint32)[order]
+        first = positions[order][0]
+        count = jnp.sum(kept, dtype=jnp.int32)
+        done = jnp.int32(0)
+        # Slices have static sizes: one store for each binary digit of the count.
+        for digit in range(min(size, length).bit_length()):
+            part = 1 << digit
 
-        def store(i, _):
-            # Floats only now: moving them about may change a NaN's bits on a CPU.
-            target[positions[i]] = _from_uint32(bits[i], target.dtype)
+            @pl.when((count & part) != 0)
+            def store(done=done, part=part):
+                # Floats only now: moving them about may change a NaN's bits on a CPU.
+                run = jax.lax.dynamic_slice(bits, (done,), (part,))
+                target[pl.ds(first + done, part)] = _from_uint32(run, target.dtype)
 
-        # One store each: that the stores are disjoint is then seen by the race detector.
-        jax.lax.fori_loop(0, jnp.sum(kept, dtype=jnp.int32), store, None)
+            done = done + (count & part)
         return
 
     where = layout(size, width)
 
     @plgpu.inline_mgpu(arg_types=(REF, where, where))
-    def store(ctx, target, positions, values):
+    def store_lanes(ctx, target, positions, values):
         element = _bits_type(target)
         base = memref_ptr(target)
         for p_elements, v_elements in zip(_elements(positions), _elements(values), strict=True):
@@ -511,7 +518,7 @@ def scatter(
                 )
         warpgroup_barrier()
 
-    store(target, positions, values)
+    store_lanes(target, positions, values)
 
 
 def compare_exchange(

@@ -306,7 +306,7 @@ class _Select:
             place = jnp.where(kept, place, -1)
             payload = key if self.config.sort else bits
             for target, what in ((indices, columns), (values, payload)):
-                leaf.scatter(target, place, what, width=self.width, interpret=self.interpret)
+                leaf.store_run(target, place, what, width=self.width, interpret=self.interpret)
             return above + (total & 0xFFFF), equal + (total >> 16)
 
         jax.lax.fori_loop(own, stop, one, (part.above, part.equal))
@@ -374,7 +374,7 @@ class _Select:
 
     def write(self, row, place, bits, columns, width) -> None:
         for target, what in ((self.values_gmem, bits), (self.indices_gmem, columns)):
-            leaf.scatter(target.at[row], place, what, width=width, interpret=self.interpret)
+            leaf.store_run(target.at[row], place, what, width=width, interpret=self.interpret)
 
     def each_own(self, first, size: int, step: int, body) -> None:
         """Runs `body(i)` for this warpgroup's share of the steps `first .. size / step`."""

@@ -57,6 +57,8 @@ class JaxFace:
         return None
 
     def skip(self, case: Case) -> str | None:
+        if self.backend == "mosaic_gpu" and case.dtype.endswith("64"):
+            return "the kernel has no 64-bit keys"
         return None
 
     def run(self, case: Case) -> Answer:
@@ -152,4 +154,8 @@ FACES: list[Face] = [
     JaxFace("jax-strided", strided=True),
     TorchFace("torch-contiguous", strided=False),
     TorchFace("torch-strided", strided=True),
+    JaxFace("mosaic-strided", strided=True, backend="mosaic_gpu", marks=(pytest.mark.gpu,)),
+    JaxFace("gpu-xla", strided=True, backend="xla", marks=(pytest.mark.gpu,)),
+    TorchFace("cuda-contiguous", strided=False, device="cuda", marks=(pytest.mark.gpu,)),
+    TorchFace("cuda-strided", strided=True, device="cuda", marks=(pytest.mark.gpu,)),
 ]
