@@ -28,14 +28,17 @@ SANITIZED = [
 
 
 def run(command: list[str], log: Path, **environment: str) -> tuple[int, str]:
-    """Exit code and output, which is also appended to the log."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    text = done.stdout + done.stderr
+    """Exit code and output, which goes to the log as it comes."""
     with log.open("a") as file:
-        file.write(f"$ {' '.join(command)}\n{text}\n")
-    return done.returncode, text
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        start = file.tell()
+        code = subprocess.run(
+            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        ).returncode
+    with log.open() as file:
+        file.seek(start)
+        return code, file.read()
 
 
 def last(pattern: str, text: str) -> str:
@@ -51,30 +54,36 @@ def chip() -> str:
 def main(out: Path) -> int:
     log = out.with_suffix(".log")
     python = sys.executable
+    # pytest-benchmark, if there is one, warns of xdist, and warnings are errors here.
+    pytest = ["-m", "pytest", "-q", "-p", "no:benchmark", "-m", "gpu"]
     sanitize = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", python]
+    separate = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+    small = ["demo", "--json", "--rows", "4", "--columns", "9000", "-k", "300"]
     report: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "chip": chip(),
         "versions": {n: importlib.metadata.version(n) for n in ("jax", "torch", "numpy")},
         "command": "python benchmarks/record_gpu_check.py",
     }
-    code, text = run([python, "-m", "pytest", "-q", "-n", "8", "-m", "gpu"], log)
-    codes = [code]
-    report["pytest -m gpu"] = last(r"\d+ passed[^\n]*|\d+ failed[^\n]*", text)
-    code, text = run([python, "-c", DEMO, "demo", "--json"], log)
-    codes.append(code)
-    report["demo"] = json.loads(last(r"\{.*\}", text) or "{}")
-    separate = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
-    small = ["demo", "--json", "--rows", "4", "--columns", "9000", "-k", "300"]
-    code, text = run([*sanitize, "-c", DEMO, *small], log, **separate)
-    codes.append(code)
-    report["memcheck of the demo"] = last(r"ERROR SUMMARY: [^\n]*", text)
-    code, text = run([*sanitize, "-m", "pytest", "-q", "-m", "gpu", *SANITIZED], log, **separate)
-    codes.append(code)
-    report["memcheck of the tests at a buffer's end"] = last(r"ERROR SUMMARY: [^\n]*", text)
-    report["exit codes"] = codes
+    steps = {
+        "demo": ([python, "-c", DEMO, "demo", "--json"], r"\{.*\}", {}),
+        "memcheck of the demo": (
+            [*sanitize, "-c", DEMO, *small], r"ERROR SUMMARY: [^\n]*", separate,
+        ),
+        "memcheck of the tests at a buffer's end": (
+            [*sanitize, *pytest, *SANITIZED], r"ERROR SUMMARY: [^\n]*", separate,
+        ),
+        "pytest -m gpu": ([python, *pytest, "-n", "12"], r"\d+ (?:passed|failed)[^\n]*", {}),
+    }  # fmt: skip
+    codes = []
+    for name, (command, pattern, environment) in steps.items():
+        code, text = run(command, log, **environment)
+        codes.append(code)
+        report[name] = {"exit code": code, "result": last(pattern, text)}
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    report["demo"]["result"] = json.loads(report["demo"]["result"] or "{}")
     out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in report.items() if name != "demo"}, indent=1))
+    print(out.read_text())
     return max(codes)
 
 

@@ -46,10 +46,11 @@ def to_jax(tensor: Any, *, copy: bool | None = None) -> StridedRows:
       `StridedRows` of the tensor's shape, strides and dtype. Its buffer keeps the memory alive.
 
     Raises:
-      TypeError: not a DLPack producer; a 64-bit dtype while JAX's x64 is off.
+      TypeError: not a DLPack producer; a dtype JAX lacks, or would narrow while x64 is off.
       ValueError: a tensor without plain memory (sparse, quantised, conjugated, meta), on a
-        device JAX does not see, or that requires grad; negative strides; `copy=False` where
-        the memory cannot be aligned.
+        device JAX does not see, or that requires grad; strides that are negative or no multiple
+        of the itemsize; `copy=False` where the memory cannot be aligned.
+      RuntimeError: a CUDA graph is being captured.
     """
     if isinstance(tensor, jax.Array):
         flat = jnp.array(tensor, copy=True) if copy else tensor
@@ -60,10 +61,12 @@ def to_jax(tensor: Any, *, copy: bool | None = None) -> StridedRows:
         check_tensor("tensor", tensor)
         _refuse_grad("tensor", tensor)
         memory = _torch_memory(tensor)
-    elif hasattr(tensor, "__cuda_array_interface__") and hasattr(tensor, "data"):
+    elif hasattr(tensor, "__cuda_array_interface__") and hasattr(tensor.data, "mem"):
         memory = _cupy_memory(tensor)
     elif hasattr(tensor, "__dlpack__"):
-        memory = _torch_memory(torch.from_dlpack(tensor))
+        tensor = torch.from_dlpack(tensor)
+        check_tensor("tensor", tensor)
+        memory = _torch_memory(tensor)
     else:
         raise TypeError(
             f"tensor is a {type(tensor).__name__}; expected a torch.Tensor, a NumPy or CuPy "
@@ -79,10 +82,15 @@ def to_torch(array: Any) -> torch.Tensor:
     The tensor keeps the JAX buffer alive. JAX takes arrays to be immutable: do not write to it.
 
     Raises:
+      TypeError: neither a `jax.Array` nor a `StridedRows`.
       ValueError: the array was deleted or donated.
     """
     if isinstance(array, StridedRows):
         return to_torch(array.buffer).as_strided(array.shape, array.strides, array.offset)
+    if not isinstance(array, jax.Array):
+        raise TypeError(
+            f"array is a {type(array).__name__}; expected a jax.Array or a jtopk.StridedRows"
+        )
     if array.is_deleted():
         raise ValueError("array was deleted or donated; its memory is gone")
     return torch.from_dlpack(array)
@@ -98,8 +106,13 @@ def import_array(tensor: torch.Tensor) -> jax.Array | StridedRows:
     if not _strides.is_dense(tensor.shape, tensor.stride()):
         return to_jax(tensor)
     _check_width(dtype_name(tensor))
-    if tensor.data_ptr() % alignment(tensor):
-        _warn_of_copy(tensor.nbytes, f"address {tensor.data_ptr():#x} is not aligned")
+    if tensor.nbytes and tensor.data_ptr() % alignment(tensor):
+        _warn_of_copy(
+            tensor.nbytes,
+            f"address {tensor.data_ptr():#x} is no multiple of {alignment(tensor)} bytes and a "
+            "jax.Array carries no offset",
+            "pass bridge.to_jax(tensor) in its place to share the memory",
+        )
         tensor = tensor.clone()
     # Strides of length-1 dimensions would be taken for a layout.
     return _from_dlpack(tensor.as_strided(tensor.shape, _strides.dense_strides(tensor.shape)))
@@ -116,7 +129,10 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raises ValueError unless the tensor is plain memory on a device JAX sees."""
+    """Raises ValueError unless the tensor is plain memory on a device JAX sees.
+
+    And RuntimeError under CUDA graph capture, which JAX's runtime cannot join.
+    """
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} is sparse (layout {tensor.layout}); expected a strided tensor")
     if tensor.is_quantized:
@@ -133,6 +149,11 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     if device.type == "cuda" and device.index not in _cuda_devices():
         seen = ", ".join(f"cuda:{i}" for i in sorted(_cuda_devices())) or "no CUDA device"
         raise ValueError(f"{name} is on {device}, which JAX does not see (it sees {seen})")
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} goes by DLPack to JAX's runtime, which a CUDA graph cannot capture; "
+            "call outside torch.cuda.graph"
+        )
 
 
 def _cuda_devices() -> set[int]:
@@ -151,8 +172,7 @@ def _refuse_grad(name: str, tensor: torch.Tensor) -> None:
 
 
 def _check_width(name: str) -> None:
-    if name in ("float64", "int64", "uint64"):
-        _check.dtype(name, argument="tensor", x64=jax.config.jax_enable_x64)
+    _check.width(name, argument="tensor", x64=jax.config.jax_enable_x64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +194,10 @@ class _Memory:
     copied: Any
 
     def view(self, copy: bool | None) -> StridedRows:
-        lead = _strides.align_down(self.address, self.itemsize, self.alignment, self.room)
+        span = _strides.span(self.shape, self.strides)
+        lead: int | None = 0  # where nothing is read, nothing need be aligned
+        if span:
+            lead = _strides.align_down(self.address, self.itemsize, self.alignment, self.room)
         if lead is None and copy is not True:
             reason = (
                 f"address {self.address:#x} is no multiple of {self.alignment} bytes and the "
@@ -182,17 +205,18 @@ class _Memory:
             )
             if copy is False:
                 raise ValueError(f"copy=False, but {reason}")
-            span = _strides.span(self.shape, self.strides)
-            _warn_of_copy(span * self.itemsize, reason)
+            _warn_of_copy(
+                span * self.itemsize, reason,
+                f"allocate it on a boundary of {self.alignment} bytes to share the memory",
+            )  # fmt: skip
         if lead is None or copy:
             return StridedRows(self.copied(), self.shape, self.strides, 0)
         return StridedRows(self.share(lead), self.shape, self.strides, lead)
 
 
-def _warn_of_copy(nbytes: int, reason: str) -> None:
+def _warn_of_copy(nbytes: int, reason: str, remedy: str) -> None:
     warnings.warn(
-        f"{nbytes} bytes were copied on the way to JAX: {reason}; "
-        "allocate the memory on that boundary to share it",
+        f"{nbytes} bytes were copied on the way to JAX: {reason}; {remedy}",
         CopyWarning,
         stacklevel=4,
     )
@@ -230,21 +254,33 @@ class _Region:
         }  # fmt: skip
 
 
-def _numpy_memory(x: np.ndarray) -> _Memory:
-    if any(s < 0 for n, s in zip(x.shape, x.strides, strict=True) if n > 1):
+def _element_strides(x: Any) -> tuple[int, ...]:
+    """Strides of a NumPy or CuPy array, which counts bytes."""
+    moving = [s for n, s in zip(x.shape, x.strides, strict=True) if n > 1]
+    if x.size and any(s < 0 for s in moving):
         raise ValueError(f"tensor has negative strides {x.strides}; expected 0 or more")
-    uneven = any(s % x.itemsize for n, s in zip(x.shape, x.strides, strict=True) if n > 1)
-    if uneven:
+    if x.size and any(s % x.itemsize for s in moving):
         raise ValueError(
             f"tensor has strides of {x.strides} bytes; expected multiples of its itemsize "
             f"{x.itemsize}"
         )
-    strides = _strides.normalise(x.shape, [s // x.itemsize for s in x.strides])
+    return _strides.normalise(x.shape, [s // x.itemsize for s in x.strides])
+
+
+def _numpy_memory(x: np.ndarray) -> _Memory:
+    number = jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_
+    if not (number and x.dtype.isnative):
+        raise TypeError(
+            f"tensor has dtype {x.dtype}; expected numbers or bools in the machine's byte order"
+        )
+    strides = _element_strides(x)
     span = _strides.span(x.shape, strides)
-    owner = x
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
     address = x.ctypes.data
+    first, base = address, x.base
+    while base is not None:  # as_strided puts objects that are no arrays between arrays
+        if isinstance(base, np.ndarray) and 0 <= address - base.ctypes.data < base.nbytes:
+            first = base.ctypes.data
+        base = getattr(base, "base", None)
     (cpu,) = jax.local_devices(backend="cpu")[:1]
 
     def flat(lead: int) -> np.ndarray:
@@ -253,14 +289,14 @@ def _numpy_memory(x: np.ndarray) -> _Memory:
 
     return _Memory(
         x.shape, strides, x.dtype.name, x.itemsize, address,
-        (address - owner.ctypes.data) // x.itemsize, CPU_ALIGNMENT,
+        (address - first) // x.itemsize, CPU_ALIGNMENT,
         share=lambda lead: jax.device_put(flat(lead), cpu, may_alias=True),
         copied=lambda: jax.device_put(flat(0).copy(), cpu),
     )  # fmt: skip
 
 
 def _cupy_memory(x: Any) -> _Memory:
-    strides = _strides.normalise(x.shape, [s // x.itemsize for s in x.strides])
+    strides = _element_strides(x)
     span = _strides.span(x.shape, strides)
 
     def flat(lead: int) -> Any:

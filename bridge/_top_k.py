@@ -74,11 +74,6 @@ def top_k(
         if differentiate:
             raise ValueError("out cannot be given for an input that requires grad")
         _check_out(out, input, (*shape[:dim], k, *shape[dim + 1 :]), index_dtype)
-    if input.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "bridge.top_k runs on JAX's runtime, which a CUDA graph cannot capture; "
-            "call it outside torch.cuda.graph"
-        )
 
     options = (k, dim, bool(largest), bool(sorted), lengths, starts, index_dtype)
     if differentiate:
@@ -153,7 +148,11 @@ def _check_numbers(
     if numbers is None:
         return
     if not isinstance(numbers, torch.Tensor):
-        raise TypeError(f"{name} is a {type(numbers).__name__}; expected a torch.Tensor")
+        raise ValueError(
+            f"{name} is {numbers!r}, a {type(numbers).__name__}; expected a torch.Tensor of "
+            f"int32 or int64 on {input.device}"
+        )
+    _dlpack.check_tensor(name, numbers)
     _check.row_numbers(name, tuple(numbers.shape), _dlpack.dtype_name(numbers), row_shape)
     if numbers.device != input.device:
         raise ValueError(f"{name} is on {numbers.device}; expected input's device {input.device}")
@@ -171,6 +170,7 @@ def _check_out(out: Any, input: torch.Tensor, shape: tuple[int, ...], index_dtyp
         name = f"out {name}"
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+        _dlpack.check_tensor(name, tensor)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}")
         if tensor.dtype != dtype:

@@ -18,9 +18,14 @@ def dtype(name: str, *, argument: str, x64: bool) -> None:
     """Raises unless values of this type have an order jtopk supports."""
     if name not in DTYPES:
         raise TypeError(f"{argument} has dtype {name}; expected one of {', '.join(DTYPES)}")
-    if name.endswith("64") and not x64:
+    width(name, argument=argument, x64=x64)
+
+
+def width(name: str, *, argument: str, x64: bool) -> None:
+    """Raises where JAX would narrow values of this type without a word."""
+    if name in ("float64", "int64", "uint64", "complex128") and not x64:
         raise TypeError(
-            f"{argument} has dtype {name}, which JAX would narrow to 32 bits; enable it with "
+            f"{argument} has dtype {name}, which JAX would narrow to half the bits; enable it with "
             "jax.config.update('jax_enable_x64', True), or convert the values yourself"
         )
 

@@ -150,6 +150,73 @@ def test_numpy_strides_that_jax_cannot_carry():
     np.testing.assert_array_equal(bridge.to_jax(x[:1][::-1]).dense(), x[:1])  # one: no step
 
 
+def test_numpy_views_made_by_as_strided_know_the_room_in_front():
+    x = aligned(4096).view(np.float32)
+    x[:] = np.arange(1024)
+    windows = np.lib.stride_tricks.as_strided(x[3:], (5, 9), (40, 4))
+    view = bridge.to_jax(windows, copy=False)
+    assert view.offset == 3 and pointer(view) == x.ctypes.data
+    np.testing.assert_array_equal(view.dense(), windows)
+
+
+@pytest.mark.parametrize("make", [aligned, lambda nbytes: torch.from_numpy(aligned(nbytes, 16))])
+def test_nothing_need_be_aligned_where_nothing_is_read(make):
+    empty = make(64)[8:8]
+    assert bridge.to_jax(empty, copy=False).shape == (0,)
+    if isinstance(empty, torch.Tensor):
+        assert bridge.jit(lambda x: x)(empty).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "U2", "O", "M8[s]", [("a", "f4")]])
+def test_numpy_dtypes_that_jax_lacks(dtype):
+    with pytest.raises(TypeError, match="tensor has dtype .*; expected numbers or bools"):
+        bridge.to_jax(np.zeros(64, dtype))
+
+
+class LikeCuPy:
+    """What the import uses of a CuPy array, over memory of the CPU."""
+
+    __cuda_array_interface__ = None  # never read: it only says what kind of array this is
+
+    class Pointer:
+        def __init__(self, mem, ptr):
+            self.mem, self.ptr = mem, ptr
+
+        def __add__(self, nbytes):
+            return LikeCuPy.Pointer(self.mem, self.ptr + nbytes)
+
+    class Memory:
+        def __init__(self, owner):
+            self.owner, self.ptr = owner, owner.ctypes.data
+
+    def __init__(self, shape, dtype, memptr, strides=None):
+        self.data, self.dtype, self.shape = memptr, np.dtype(dtype), shape
+        self.itemsize, self.size = self.dtype.itemsize, int(np.prod(shape))
+        self.strides = strides or tuple(4 * n for n in jtopk._strides.dense_strides(shape))
+
+    def __dlpack__(self, **kwargs):
+        first = (self.data.ptr - self.data.mem.ptr) // 4
+        flat = torch.from_numpy(self.data.mem.owner.view(np.float32))
+        return flat[first : first + self.size].__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+def test_what_looks_like_cupy_is_imported_in_place():
+    owner = aligned(4096)
+    owner.view(np.float32)[:] = np.arange(1024)
+    memory = LikeCuPy.Memory(owner)
+    here = LikeCuPy.Pointer(memory, memory.ptr + 4 * 3)
+    view = bridge.to_jax(LikeCuPy((4, 7), np.float32, here, (400, 4)), copy=False)
+    boundary = pointer(view) + 4 * view.offset - memory.ptr
+    assert boundary == 12 and view.strides == (100, 1)
+    want = np.lib.stride_tricks.as_strided(owner.view(np.float32)[3:], (4, 7), (400, 4))
+    np.testing.assert_array_equal(view.dense(), want)
+    with pytest.raises(ValueError, match=r"negative strides \(-4,\)"):
+        bridge.to_jax(LikeCuPy((3,), np.float32, here, (-4,)))
+
+
 def test_other_producers():
     """A jax.Array, and anything that has only __dlpack__."""
     array = jnp.arange(12.0).reshape(3, 4)
@@ -231,6 +298,9 @@ def test_64_bits_are_not_narrowed():
         bridge.to_jax(torch.ones(64, dtype=torch.float64))
     with pytest.raises(TypeError, match=r"tensor has dtype int64"):
         bridge.to_jax(np.ones(64, np.int64))
+    for wide in (torch.ones(64, dtype=torch.complex128), np.ones(64, np.complex128)):
+        with pytest.raises(TypeError, match=r"tensor has dtype complex128.*would narrow"):
+            bridge.to_jax(wide)
     with jax.enable_x64(True):
         view = bridge.to_jax(torch.full((64,), 2**40 + 1, dtype=torch.int64))
         assert view.dtype == np.int64 and int(view.dense()[5]) == 2**40 + 1
@@ -255,6 +325,11 @@ def test_a_deleted_array_is_a_clear_error():
     array.delete()
     with pytest.raises(ValueError, match="array was deleted or donated"):
         bridge.to_torch(array)
+
+
+def test_only_jax_arrays_are_exported():
+    with pytest.raises(TypeError, match=r"array is a ndarray; expected a jax\.Array"):
+        bridge.to_torch(np.ones(8))
 
 
 def test_imports_keep_to_themselves():

@@ -72,9 +72,11 @@ def test_dense_tensors_share_their_memory():
     assert (got == x.view(8, 8) + 1).all()
     array = bridge._dlpack.import_array(x.view(1, 64).as_strided((1, 64), (7, 1)))
     assert isinstance(array, jax.Array) and array.unsafe_buffer_pointer() == x.data_ptr()
-    with pytest.warns(bridge.CopyWarning, match="252 bytes were copied"):
+    with pytest.warns(bridge.CopyWarning, match=r"252 bytes were copied.*bridge\.to_jax\(tensor\)"):
         misaligned = bridge.jit(lambda x: x + 1)(x[1:])
     assert (misaligned == x[1:] + 1).all()
+    # What the warning advises: no copy, and so no warning.
+    assert (bridge.jit(lambda x: x.dense() + 1)(bridge.to_jax(x[1:])) == x[1:] + 1).all()
 
 
 def test_a_gradient_is_not_lost_silently():
@@ -85,6 +87,8 @@ def test_a_gradient_is_not_lost_silently():
 def test_64_bits_are_not_narrowed():
     with pytest.raises(TypeError, match="dtype int64"):
         bridge.jit(jnp.sin)(torch.ones(8, dtype=torch.int64))
+    with pytest.raises(TypeError, match="dtype complex128"):
+        bridge.jit(jnp.sin)(torch.ones(8, dtype=torch.complex128))
 
 
 @pytest.mark.gpu

@@ -70,6 +70,7 @@ def out_pair():
         (lambda v, i, x: (v,), r"out must be a pair"),
         (lambda v, i, x: (v.numpy(), i), r"out values is a ndarray"),
         (lambda v, i, x: (v.requires_grad_(), i), r"out values requires grad"),
+        (lambda v, i, x: (v.to_sparse(), i), r"out values is sparse"),
     ],
 )
 def test_bad_out_is_refused_before_anything_is_written(change, words):
@@ -144,6 +145,14 @@ def test_lengths_of_any_layout(device):
         assert_right(bridge.top_k(x, 5, lengths=lengths), x, 5, lengths=numbers)
 
 
+@pytest.mark.parametrize("name", ["lengths", "starts"])
+def test_lengths_that_are_no_plain_tensor(name, nothing_launched):
+    with pytest.raises(ValueError, match=rf"{name} is \[1, 2\], a list; expected a torch.Tensor"):
+        bridge.top_k(padded(), 5, **{name: [1, 2]})
+    with pytest.raises(ValueError, match=f"{name} is sparse"):
+        bridge.top_k(padded(), 5, **{name: torch.ones(6, dtype=torch.int32).to_sparse()})
+
+
 def test_input_is_read_in_place(monkeypatch):
     seen = []
     original = bridge._top_k._api.top_k_ordered
@@ -176,6 +185,8 @@ def test_capture_is_refused_with_words():
         y = x + 1
         with pytest.raises(RuntimeError, match="CUDA graph cannot capture"):
             bridge.top_k(x, 5)
+        with pytest.raises(RuntimeError, match="CUDA graph cannot capture"):
+            bridge.jit(lambda x: x.dense())(x)
     graph.replay()
     assert (y == x + 1).all()
 

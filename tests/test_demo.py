@@ -43,6 +43,27 @@ def test_demo_json(capsys):
     assert naive[0] == 0 and all(n > 0 for n in naive[1:])
 
 
+@pytest.mark.parametrize("sizes", [["--rows", "0"], ["--k", "1001"], ["--k", "0"]])
+def test_demo_refuses_sizes_it_cannot_take(sizes, capsys):
+    pytest.importorskip("torch")
+    assert _cli.main([*ARGUMENTS, *sizes]) == 2
+    assert "expected at least one row and 1 <= k <= columns" in capsys.readouterr().err
+
+
+def test_demo_holds_columns_to_the_lowest_of_a_tie():
+    torch = pytest.importorskip("torch")
+    from bridge import _demo
+
+    row = torch.tensor([1.0, 5.0, 2.0, 5.0, 5.0])
+    expected = _demo._expected(row, 3)
+    assert expected[1].tolist() == [1, 3, 4]
+    values = torch.tensor([5.0, 5.0, 5.0])
+    assert _demo._count_wrong((values, torch.tensor([1, 3, 4])), expected) == 0
+    assert _demo._count_wrong((values, torch.tensor([3, 1, 4])), expected) == 2
+    assert _demo._count_wrong((values, torch.tensor([1, 3, 3])), expected) == 1
+    assert _demo._count_wrong((-values, torch.tensor([1, 3, 4])), expected) == 3
+
+
 def test_demo_table(capsys):
     pytest.importorskip("torch")
     assert _cli.main(ARGUMENTS) == 0

@@ -24,8 +24,7 @@ faces = pytest.mark.parametrize(
 
 
 def run(face: Face, case: Case) -> Answer:
-    reason = face.problem() or face.skip(case)
-    if reason:
+    if reason := face.problem():
         pytest.skip(reason)
     return face.run(case)
 
@@ -37,8 +36,15 @@ def by_column(answer: Answer) -> Answer:
     return np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
 
 
-@faces
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@pytest.mark.parametrize(
+    ("face", "case"),
+    [
+        pytest.param(face, case, id=f"{case.name}-{face.name}", marks=face.marks)
+        for case in CASES
+        for face in FACES
+        if face.takes(case)
+    ],
+)
 def test_like_the_oracle(face: Face, case: Case) -> None:
     got, expected = run(face, case), case.expected(face.order)
     if case.sorted:
