@@ -106,7 +106,7 @@ def import_array(tensor: torch.Tensor) -> jax.Array | StridedRows:
     if not _strides.is_dense(tensor.shape, tensor.stride()):
         return to_jax(tensor)
     _check_width(dtype_name(tensor))
-    if tensor.nbytes and tensor.data_ptr() % alignment(tensor):
+    if tensor.data_ptr() % alignment(tensor):
         _warn_of_copy(
             tensor.nbytes,
             f"address {tensor.data_ptr():#x} is no multiple of {alignment(tensor)} bytes and a "

@@ -170,13 +170,13 @@ def _check_out(out: Any, input: torch.Tensor, shape: tuple[int, ...], index_dtyp
         name = f"out {name}"
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
-        _dlpack.check_tensor(name, tensor)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}")
         if tensor.dtype != dtype:
             raise ValueError(f"{name} has dtype {tensor.dtype}; expected {dtype}")
         if tensor.device != input.device:
             raise ValueError(f"{name} is on {tensor.device}; expected {input.device}")
+        _dlpack.check_tensor(name, tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires grad; expected a tensor that does not")
         if _strides.overlaps_itself(shape, tensor.stride()):

@@ -119,9 +119,9 @@ def test_numpy_memory_is_released_with_the_array():
 
 
 def aligned(nbytes: int, ahead: int = 0) -> np.ndarray:
-    """Bytes that begin `ahead` past a boundary, and own nothing in front of them."""
-    raw = np.zeros(nbytes + 128, np.uint8)
-    skip = -raw.ctypes.data % 64 + ahead
+    """Bytes that begin `ahead` past a GPU's boundary, and own nothing in front of them."""
+    raw = np.zeros(nbytes + 512, np.uint8)
+    skip = -raw.ctypes.data % 256 + ahead
     region = _dlpack._Region(raw.ctypes.data + skip, nbytes, raw)
     region.__array_interface__["data"] = (raw.ctypes.data + skip, False)
     return np.asarray(region)
@@ -159,17 +159,14 @@ def test_numpy_views_made_by_as_strided_know_the_room_in_front():
     np.testing.assert_array_equal(view.dense(), windows)
 
 
-@pytest.mark.parametrize("make", [aligned, lambda nbytes: torch.from_numpy(aligned(nbytes, 16))])
-def test_nothing_need_be_aligned_where_nothing_is_read(make):
-    empty = make(64)[8:8]
+def test_nothing_need_be_aligned_where_nothing_is_read():
+    empty = aligned(64, ahead=16)[8:8]
     assert bridge.to_jax(empty, copy=False).shape == (0,)
-    if isinstance(empty, torch.Tensor):
-        assert bridge.jit(lambda x: x)(empty).shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", [">f4", "U2", "O", "M8[s]", [("a", "f4")]])
 def test_numpy_dtypes_that_jax_lacks(dtype):
-    with pytest.raises(TypeError, match="tensor has dtype .*; expected numbers or bools"):
+    with pytest.raises(TypeError, match=r"tensor has dtype .*; expected numbers or bools"):
         bridge.to_jax(np.zeros(64, dtype))
 
 
@@ -209,8 +206,7 @@ def test_what_looks_like_cupy_is_imported_in_place():
     memory = LikeCuPy.Memory(owner)
     here = LikeCuPy.Pointer(memory, memory.ptr + 4 * 3)
     view = bridge.to_jax(LikeCuPy((4, 7), np.float32, here, (400, 4)), copy=False)
-    boundary = pointer(view) + 4 * view.offset - memory.ptr
-    assert boundary == 12 and view.strides == (100, 1)
+    assert pointer(view) == memory.ptr and view.offset == 3 and view.strides == (100, 1)
     want = np.lib.stride_tricks.as_strided(owner.view(np.float32)[3:], (4, 7), (400, 4))
     np.testing.assert_array_equal(view.dense(), want)
     with pytest.raises(ValueError, match=r"negative strides \(-4,\)"):

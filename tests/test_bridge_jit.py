@@ -70,8 +70,10 @@ def test_dense_tensors_share_their_memory():
     x = torch.arange(64.0)
     got = bridge.jit(lambda x: x + 1)(x.view(8, 8))
     assert (got == x.view(8, 8) + 1).all()
-    array = bridge._dlpack.import_array(x.view(1, 64).as_strided((1, 64), (7, 1)))
+    # A stride of 0 for one row, left as it is, would be taken for a column-major layout.
+    array = bridge._dlpack.import_array(x.as_strided((1, 64), (0, 1)))
     assert isinstance(array, jax.Array) and array.unsafe_buffer_pointer() == x.data_ptr()
+    assert array.format.layout.major_to_minor == (0, 1)
     with pytest.warns(bridge.CopyWarning, match=r"252 bytes were copied.*bridge\.to_jax\(tensor\)"):
         misaligned = bridge.jit(lambda x: x + 1)(x[1:])
     assert (misaligned == x[1:] + 1).all()
