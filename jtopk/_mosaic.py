@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +33,47 @@ def top_k(
 
     Takes and returns what `_xla.top_k` does. `starts` and `lengths` need not be clamped.
     """
-    dtype = np.dtype(buffer.dtype)
+    kernel = kernel_for(
+        np.dtype(buffer.dtype), view, k, largest=largest, sorted=sorted, order=order
+    )
+    values, indices = pallas_kernels.select_rows(
+        kernel.config,
+        kernel.to_key,
+        buffer,
+        jnp.asarray(pallas_kernels.pack_numbers(kernel.numbers)),
+        rows=view.rows,
+        starts=_row_numbers(starts, view.columns),
+        lengths=_row_numbers(lengths, view.columns),
+        interpret=interpret,
+    )
+    if kernel.sort_afterwards:
+        values, indices = _sort(values, indices, kernel.to_key)
+    shape = (*view.row_shape, k)
+    return values.reshape(shape), indices.reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """Which kernel a call needs and the numbers it is launched with.
+
+    Attributes:
+      config, to_key: for `pallas_kernels`; they and the dtypes decide what is compiled.
+      numbers: where the rows are, for `pallas_kernels.pack_numbers`.
+      sort_afterwards: whether k is too large for the kernel to put its output in order.
+    """
+
+    config: Any
+    to_key: Callable[[jax.Array], jax.Array]
+    numbers: list[int]
+    sort_afterwards: bool
+
+
+def kernel_for(
+    dtype: np.dtype, view: RowView, k: int, *, largest: bool, sorted: bool, order: Order
+) -> Kernel:
+    """The kernel for rows of `dtype` that lie as `view` says."""
     plan = _plan.plan(view.rows, view.columns, k, sorted=sorted)
     row_shape, row_strides = _strides.merge_rows(view.row_shape, view.row_strides)
-    record = pallas_kernels.pack_record(
-        columns=view.columns,
-        column_stride=view.column_stride,
-        offset=view.offset,
-        row_shape=row_shape,
-        row_strides=row_strides,
-    )
     last = _order.last_value(dtype, largest=largest)
     config = pallas_kernels.SelectConfig(
         k=k,
@@ -51,27 +85,21 @@ def top_k(
         warpgroups=plan.warpgroups,
         blocks=plan.blocks,
     )
-    to_key = functools.partial(_order.key, dtype=dtype, largest=largest, order=order)
-    values, indices = pallas_kernels.select_rows(
-        config,
-        to_key,
-        buffer,
-        jnp.asarray(record),
-        rows=view.rows,
-        starts=_row_numbers(starts, view.columns),
-        lengths=_row_numbers(lengths, view.columns),
-        interpret=interpret,
+    numbers = pallas_kernels.row_numbers(
+        columns=view.columns,
+        column_stride=view.column_stride,
+        offset=view.offset,
+        row_shape=row_shape,
+        row_strides=row_strides,
     )
-    if plan.sort == "xla":
-        values, indices = _sort(values, indices, to_key)
-    shape = (*view.row_shape, k)
-    return values.reshape(shape), indices.reshape(shape)
+    to_key = functools.partial(_order.key, dtype=dtype, largest=largest, order=order)
+    return Kernel(config, to_key, numbers, plan.sort == "xla")
 
 
 def _row_numbers(x: jax.Array | None, columns: int) -> jax.Array | None:
     if x is not None and x.dtype != jnp.int32:
         x = jnp.clip(x, 0, columns).astype(jnp.int32)
-    return None if x is None else x.reshape(-1)
+    return None if x is None else x.reshape(-1, 1)
 
 
 def _sort(values, indices, to_key) -> tuple[jax.Array, jax.Array]:

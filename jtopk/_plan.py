@@ -51,6 +51,7 @@ def plan(rows: int, columns: int, k: int, *, sorted: bool, chip: Chip = Chip()) 
     sort = "none"
     if sorted and k > 1:
         sort = "kernel" if k <= SORT_IN_KERNEL else "xla"
-    # Blocks beyond what is resident take their rows later; 4 a multiprocessor cover it.
-    blocks = max(1, min(rows, 4 * chip.multiprocessors))
+    # Blocks beyond what is resident take their rows later; 4 a multiprocessor cover it. A power
+    # of two below that, so that few kernels serve all batch sizes: a block without rows ends.
+    blocks = min(1 << (max(rows, 1) - 1).bit_length(), 4 * chip.multiprocessors)
     return Plan(warpgroups=warpgroups, blocks=blocks, sort=sort)

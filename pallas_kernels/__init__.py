@@ -1,14 +1,24 @@
 """Device code and its launch: knows buffers, strides and keys, not operands or frameworks."""
 
 from pallas_kernels import _record, _window
-from pallas_kernels._compat import unavailable
+from pallas_kernels._compat import launch_unavailable, unavailable
 
 clamp_window = _window.clamp
-pack_record = _record.pack
+move_numbers = _record.move
+pack_numbers = _record.pack
+row_numbers = _record.numbers
 
-__all__ = ["clamp_window", "pack_record", "unavailable"]
+__all__ = [
+    "clamp_window", "launch_unavailable", "move_numbers", "pack_numbers", "row_numbers",
+    "unavailable",
+]  # fmt: skip
 
 if unavailable() is None:
+    from pallas_kernels._native import ADDRESS_ALIGNMENT, Kernel, lower
+    from pallas_kernels._record import PARAMETER_SHIFT
     from pallas_kernels._select import SORT_LIMIT, SelectConfig, select_rows
 
-    __all__ += ["SORT_LIMIT", "SelectConfig", "select_rows"]
+    __all__ += [
+        "ADDRESS_ALIGNMENT", "PARAMETER_SHIFT", "SORT_LIMIT", "Kernel", "SelectConfig", "lower",
+        "select_rows",
+    ]  # fmt: skip

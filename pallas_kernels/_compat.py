@@ -8,11 +8,23 @@ module never fails.
 # mypy: ignore-errors
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib
+from collections.abc import Callable
 
 import jax
+import jaxlib.version
 
 MINIMUM_JAX = (0, 11, 2)
+
+LAUNCH_ABI = {(0, 11, 2): 1, (0, 12, 0): 2}
+"""How a compiled kernel's launch function is called, by jaxlib version.
+
+1: (function, stream, addresses). 2: (kernel, function, stream, addresses, device).
+"""
+
+JAXLIB = tuple(int(part) for part in jaxlib.version.__version__.split(".")[:3])
 
 
 @functools.cache
@@ -24,6 +36,87 @@ def unavailable() -> str | None:
     if _missing is not None:
         return f"jax {jax.__version__} lacks a name the kernel needs: {_missing}"
     return None
+
+
+def launch_unavailable() -> str | None:
+    """Why kernels cannot be launched without JAX's runtime with this jaxlib, or None."""
+    if unavailable() is not None:
+        return unavailable()
+    if JAXLIB not in LAUNCH_ABI:
+        known = ", ".join(".".join(map(str, version)) for version in LAUNCH_ABI)
+        return (
+            f"jaxlib {jaxlib.version.__version__} may call kernels in another way than the "
+            f"versions this package knows ({known})"
+        )
+    if _plugin() is None:
+        return "JAX's CUDA plugin is not installed"
+    return None
+
+
+@functools.cache
+def _plugin() -> ctypes.CDLL | None:
+    """JAX's CUDA plugin, which holds the compiler of kernels."""
+    for name in ("xla_cuda13", "xla_cuda12"):
+        try:
+            plugin = importlib.import_module(f"jax_plugins.{name}")
+        except ImportError:
+            continue
+        return ctypes.CDLL(plugin._get_library_path())
+    return None
+
+
+def kernel_module(call: Callable, *structs) -> bytes:
+    """The one Mosaic GPU kernel that `call` launches, whose operands are all of `structs`."""
+    lowered = jax.jit(call).trace(*structs).lower(lowering_platforms=("cuda",))
+    found = []
+
+    def visit(operation):
+        if operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target == "mosaic_gpu_v2":
+                found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module = lowered.compiler_ir()
+    module.operation.walk(visit)
+    (call_op,) = found
+    order = [ir.BlockArgument(operand).arg_number for operand in call_op.operands]
+    if order != list(range(len(jax.tree.leaves(structs)))):
+        raise AssertionError(f"the kernel takes its operands in the order {order}")
+    config = ir.DictAttr(call_op.attributes["mhlo.backend_config"])
+    return ir.StringAttr(config["module"]).value_bytes
+
+
+def load_kernel(module: bytes, device: int) -> tuple[Callable, Callable]:
+    """Compiles a kernel for the current CUDA device; functions that launch and unload it.
+
+    The first is called as `launch(stream, addresses)` with a ctypes array.
+    """
+    plugin = _plugin()
+    compile_module = plugin.MosaicGpuCompile
+    compile_module.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    compile_module.restype = ctypes.POINTER(ctypes.c_void_p)
+    unload = plugin.MosaicGpuUnload
+    unload.argtypes = [compile_module.restype]
+    unload.restype = None
+    compiled = compile_module(module, len(module))
+    if not compiled:
+        raise RuntimeError(f"JAX's CUDA plugin could not compile a kernel for cuda:{device}")
+    function, address = compiled[0], compiled[1]
+    pointer = ctypes.c_void_p
+    if LAUNCH_ABI[JAXLIB] == 1:
+        call = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)(address)
+
+        def launch(stream, addresses):
+            call(function, stream, addresses)
+    else:
+        call = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, pointer, ctypes.c_int)(address)
+        kernel = compiled[2]
+
+        def launch(stream, addresses):
+            call(kernel, function, stream, addresses, device)
+
+    return launch, functools.partial(unload, compiled)
 
 
 _missing: str | None = None

@@ -6,14 +6,13 @@ its twin in ordinary JAX, which the GPU interpreter runs; kernels are written ag
 and never know which. Vectors hold `CHUNK` elements (or any multiple of 128 lanes) as 32-bit
 integers in `WG_STRIDED` layout, so element i of a vector is column i of a chunk.
 
-Addresses are 64-bit inside a leaf. A row's first element travels as a `RowStart`, two int32
-halves, because JAX has no 64-bit scalars without x64.
+Addresses are 64-bit inside a leaf; between leaves they travel as `Wide`, two int32 halves.
 """
 
 # mypy: ignore-errors
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,20 +36,13 @@ from pallas_kernels._compat import (
     vector,
     warpgroup_barrier,
 )
-from pallas_kernels._record import COLUMN_STRIDE, OFFSET, ROW_DIMS
+from pallas_kernels._record import PARAMETER_SHIFT, Rows, Wide
 
 CHUNK = 2048
 """Columns a warpgroup handles at a time: 16 a lane."""
 
 LANES = 128
 LOAD_BYTES = 16
-
-
-class RowStart(NamedTuple):
-    """Element of the buffer at which a row begins, as halves of a 64-bit number."""
-
-    low: jax.Array
-    high: jax.Array
 
 
 def vector_width(dtype: Any) -> int:
@@ -79,8 +71,18 @@ def _scalar(fragments: Any) -> Any:
 
 
 def _wide(low: Any, high: Any) -> Any:
+    """The 64-bit number of two halves, which are uniform vectors."""
     i64 = ir.IntegerType.get_signless(64)
-    return arith.ori(arith.extui(i64, low), arith.shli(arith.extui(i64, high), _i64(32)))
+    low, high = arith.extui(i64, _scalar(low)), arith.extui(i64, _scalar(high))
+    return arith.ori(low, arith.shli(high, _i64(32)))
+
+
+def _halves(number: Any) -> tuple[Any, Any]:
+    """A 64-bit number as two uniform vectors."""
+    i32 = ir.IntegerType.get_signless(32)
+    low = arith.trunci(i32, number)
+    high = arith.trunci(i32, arith.shrui(number, _i64(32)))
+    return tuple(Fragments.splat(half, (), is_signed=True) for half in (low, high))
 
 
 def _sign_extended(value: Any) -> Any:
@@ -143,11 +145,6 @@ def _fragments(registers: list[list[Any]], size: int) -> Any:
     return Fragments(_registers=packed, _layout=StridedLayout((size,), width), _is_signed=True)
 
 
-def _read_int32(ref: Any, index: int) -> Any:
-    i32 = ir.IntegerType.get_signless(32)
-    return llvm.load(i32, _address(memref_ptr(ref), _i32(index), i32))
-
-
 def _int32(shape: tuple[int, ...], where: Any) -> Any:
     return plgpu.ShapeDtypeStruct(shape, jnp.int32, layout=where)
 
@@ -159,49 +156,60 @@ REF = None if plgpu is None else plgpu.RefType()
 # The leaves.
 
 
-def row_start(record_gmem: Any, row: jax.Array, *, row_dims: int, interpret: bool) -> RowStart:
-    """Where a row begins: the offset plus its index along each dimension times the stride."""
+def parameter(ref: Any, *, interpret: bool) -> Wide:
+    """The number passed as an operand's address; the twin finds it in the operand.
+
+    The launch passes it shifted up by `PARAMETER_SHIFT`.
+    """
     if interpret:
-        start = record_gmem[OFFSET]
-        for d in reversed(range(row_dims)):
-            size, stride = record_gmem[ROW_DIMS + 3 * d], record_gmem[ROW_DIMS + 3 * d + 1]
-            start += (row % size) * stride
+        return Wide(ref[0], ref[1])
+
+    @plgpu.inline_mgpu(arg_types=(REF,), return_type=(_int32((), SCALAR), _int32((), SCALAR)))
+    def read(ctx, ref):
+        i64 = ir.IntegerType.get_signless(64)
+        return _halves(arith.shrui(llvm.ptrtoint(i64, memref_ptr(ref)), _i64(PARAMETER_SHIFT)))
+
+    return Wide(*read(ref))
+
+
+def row_start(rows: Rows, row: jax.Array, *, interpret: bool) -> Wide:
+    """The buffer's element at which a row begins: the offset plus index times stride."""
+    if interpret:
+        start = rows.offset.low
+        for size, stride in zip(reversed(rows.sizes), reversed(rows.strides), strict=True):
+            start += (row % size) * stride.low
             row = row // size
-        return RowStart(start, jnp.int32(0))
+        return Wide(start, jnp.int32(0))
+
+    dims = len(rows.sizes)
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, SCALAR), return_type=(_int32((), SCALAR), _int32((), SCALAR))
+        arg_types=(SCALAR,) * (3 + 3 * dims), return_type=(_int32((), SCALAR), _int32((), SCALAR))
     )
-    def locate(ctx, record, row):
-        i32 = ir.IntegerType.get_signless(32)
+    def locate(ctx, row, low, high, *dimensions):
         rest = _scalar(row)
-        start = _wide(_read_int32(record, OFFSET), _read_int32(record, OFFSET + 1))
-        for d in reversed(range(row_dims)):
-            at = ROW_DIMS + 3 * d
-            size = _read_int32(record, at)
-            stride = _wide(_read_int32(record, at + 1), _read_int32(record, at + 2))
+        start = _wide(low, high)
+        for d in reversed(range(dims)):
+            size, stride_low, stride_high = dimensions[3 * d : 3 * d + 3]
             index = rest
             if d > 0:
-                index, rest = arith.remui(rest, size), arith.divui(rest, size)
+                index, rest = arith.remui(rest, _scalar(size)), arith.divui(rest, _scalar(size))
+            stride = _wide(stride_low, stride_high)
             start = arith.addi(start, arith.muli(_sign_extended(index), stride))
-        low = arith.trunci(i32, start)
-        high = arith.trunci(i32, arith.shrui(start, _i64(32)))
-        return (
-            Fragments.splat(low, (), is_signed=True),
-            Fragments.splat(high, (), is_signed=True),
-        )
+        return _halves(start)
 
-    return RowStart(*locate(record_gmem, row))
+    dimensions = zip(rows.sizes, rows.strides, strict=True)
+    return Wide(*locate(row, *rows.offset, *(x for size, w in dimensions for x in (size, *w))))
 
 
 def load_row(
     x_gmem: Any,
-    start: RowStart,
+    rows: Rows,
+    start: Wide,
     first: jax.Array,
     begin: jax.Array,
     end: jax.Array,
     *,
-    record_gmem: Any,
     unit_stride: bool,
     interpret: bool,
 ) -> jax.Array:
@@ -209,13 +217,14 @@ def load_row(
 
     Only columns in `[begin, end)` mean anything; the others come back as anything. With a unit
     column stride, `start + first` must lie on a 16-byte boundary: the load of a vector that
-    holds a valid column then rounds out to that boundary, but never past the buffer.
+    holds a valid column then rounds out to that boundary, but not past the first or last
+    element that any row holds.
     """
     dtype = np.dtype(x_gmem.dtype)
     width = vector_width(dtype)
     if interpret:
         size = x_gmem.shape[0]
-        stride = jnp.int32(1) if unit_stride else record_gmem[COLUMN_STRIDE]
+        stride = jnp.int32(1) if unit_stride else rows.column_stride.low
         columns = first + jnp.arange(CHUNK, dtype=jnp.int32)
         bits = _as_uint32(x_gmem[...])
         valid = (columns >= begin) & (columns < end)
@@ -223,17 +232,16 @@ def load_row(
         return jnp.where(valid, bits[index], jnp.uint32(0xA5A5A5A5))
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, REF, *[SCALAR] * 5),
+        arg_types=(REF, *[SCALAR] * 11),
         return_type=plgpu.ShapeDtypeStruct((CHUNK,), jnp.uint32, layout=layout(CHUNK, width)),
     )
-    def load(ctx, x, record, low, high, first, begin, end):
+    def load(ctx, x, *scalars):
         i32 = ir.IntegerType.get_signless(32)
         element = _bits_type(x)
         base = memref_ptr(x)
-        size = ir.MemRefType(x.type).shape[0]
-        start = _wide(_scalar(low), _scalar(high))
-        begin, end = _scalar(begin), _scalar(end)
-        mine = arith.addi(_scalar(first), arith.muli(_lane(), _i32(width)))
+        start, stride, lowest, limit = (_wide(*scalars[i : i + 2]) for i in (0, 2, 4, 6))
+        first, begin, end = (_scalar(x) for x in scalars[8:])
+        mine = arith.addi(first, arith.muli(_lane(), _i32(width)))
 
         def one(index):
             value = llvm.load(element, _address(base, index, element))
@@ -241,12 +249,10 @@ def load_row(
 
         def narrow(column):
             """A vector's elements one by one, each only if it is valid."""
-            index = arith.addi(start, _sign_extended(column))
+            index = _sign_extended(column)
             if not unit_stride:
-                stride = _wide(
-                    _read_int32(record, COLUMN_STRIDE), _read_int32(record, COLUMN_STRIDE + 1)
-                )
-                index = arith.addi(start, arith.muli(_sign_extended(column), stride))
+                index = arith.muli(index, stride)
+            index = arith.addi(start, index)
             valid = arith.andi(_compare("sge", column, begin), _compare("slt", column, end))
             return _if(valid, lambda: one(index), _i32, i32)
 
@@ -265,8 +271,8 @@ def load_row(
                 _compare("slt", column, end),
             )
             inside = arith.andi(
-                _compare("sge", index, _i64(0)),
-                _compare("sle", arith.addi(index, _i64(width)), _i64(size)),
+                _compare("sge", index, lowest),
+                _compare("sle", arith.addi(index, _i64(width)), limit),
             )
 
             def whole(index=index, packed=packed, wide=wide):
@@ -287,15 +293,17 @@ def load_row(
         result = _fragments(registers, CHUNK)
         return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
-    return load(x_gmem, record_gmem, start.low, start.high, first, begin, end)
+    return load(
+        x_gmem, *start, *rows.column_stride, *rows.offset, *rows.end, first, begin, end
+    )  # fmt: skip
 
 
 def gather_row(
     x_gmem: Any,
-    start: RowStart,
+    rows: Rows,
+    start: Wide,
     columns: jax.Array,
     *,
-    record_gmem: Any,
     unit_stride: bool,
     interpret: bool,
 ) -> jax.Array:
@@ -303,29 +311,27 @@ def gather_row(
     dtype = np.dtype(x_gmem.dtype)
     size = columns.shape[0]
     if interpret:
-        stride = jnp.int32(1) if unit_stride else record_gmem[COLUMN_STRIDE]
+        stride = jnp.int32(1) if unit_stride else rows.column_stride.low
         index = jnp.clip(start.low + columns * stride, 0, x_gmem.shape[0] - 1)
         return jnp.where(columns >= 0, _as_uint32(x_gmem[...])[index], jnp.uint32(0))
 
     where = layout(size, size // LANES)
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, REF, SCALAR, SCALAR, where),
+        arg_types=(REF, *[SCALAR] * 4, where),
         return_type=plgpu.ShapeDtypeStruct((size,), jnp.uint32, layout=where),
     )
-    def gather(ctx, x, record, low, high, columns):
+    def gather(ctx, x, low, high, stride_low, stride_high, columns):
         i32 = ir.IntegerType.get_signless(32)
         element = _bits_type(x)
         base = memref_ptr(x)
-        start = _wide(_scalar(low), _scalar(high))
-        stride = _i64(1)
-        if not unit_stride:
-            stride = _wide(
-                _read_int32(record, COLUMN_STRIDE), _read_int32(record, COLUMN_STRIDE + 1)
-            )
+        start, stride = _wide(low, high), _wide(stride_low, stride_high)
 
         def one(column):
-            index = arith.addi(start, arith.muli(_sign_extended(column), stride))
+            index = _sign_extended(column)
+            if not unit_stride:
+                index = arith.muli(index, stride)
+            index = arith.addi(start, index)
             value = llvm.load(element, _address(base, index, element))
             return value if dtype.itemsize == 4 else arith.extui(i32, value)
 
@@ -336,7 +342,7 @@ def gather_row(
         result = _fragments(registers, size)
         return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
-    return gather(x_gmem, record_gmem, start.low, start.high, columns)
+    return gather(x_gmem, *start, *rows.column_stride, columns)
 
 
 def histogram_add(hist_smem: Any, bins: jax.Array, *, width: int, interpret: bool) -> None:
@@ -479,7 +485,8 @@ def store_run(
     """`target[p] = v` for every position in range; the others are skipped.
 
     The positions in range (int32) rise by one from each to the next. Values are uint32 or int32
-    and are cut to the target's width; a float target takes them as bits.
+    and are cut to the target's width, or sign-extended to an int64; a float target takes them as
+    bits.
     """
     size = positions.shape[0]
     length = target.shape[0]
@@ -511,7 +518,8 @@ def store_run(
         base = memref_ptr(target)
         for p_elements, v_elements in zip(_elements(positions), _elements(values), strict=True):
             for p, v in zip(p_elements, v_elements, strict=True):
-                v = v if element.width == 32 else arith.trunci(element, v)
+                if element.width != 32:
+                    v = (arith.extsi if element.width == 64 else arith.trunci)(element, v)
                 _when(
                     _compare("ult", p, _i32(length)),  # unsigned: a negative one is too large
                     lambda p=p, v=v: llvm.store(v, _address(base, _sign_extended(p), element)),

@@ -1,38 +1,89 @@
-"""The record of numbers through which a compiled kernel learns where rows are.
+"""The numbers through which a compiled kernel learns where rows are.
 
 Row count, columns, strides and offset are data, not part of the compiled kernel: another batch,
-width or stride needs another record and nothing else. 64-bit numbers take two int32, low first.
+width or stride needs other numbers and nothing else. All are 64-bit and count elements. They
+reach a kernel in one of two ways: as an int32 array in device memory, or as parameters of the
+launch, in place of addresses of operands nobody dereferences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-ROWS = 0
-COLUMNS = 1
-OFFSET = 2
-COLUMN_STRIDE = 4
-ROW_DIMS = 6
-"""From here, three int32 for each dimension of rows: size, stride low, stride high."""
+ROWS, COLUMNS, OFFSET, COLUMN_STRIDE, END, ROW_DIMS = range(6)
+"""Places of the numbers. From ROW_DIMS on, size and stride of each dimension of rows."""
+
+PARAMETER_SHIFT = 8
+"""Compiled kernels take operands' addresses to be multiples of 256."""
 
 
-def pack(
+class Wide(NamedTuple):
+    """A 64-bit number as int32 halves: JAX has no 64-bit scalars without x64."""
+
+    low: Any
+    high: Any
+
+
+class Rows(NamedTuple):
+    """The numbers inside a kernel. `offset` and `end` bound what may be read of the buffer."""
+
+    rows: Any
+    columns: Any
+    offset: Wide
+    column_stride: Wide
+    end: Wide
+    sizes: tuple[Any, ...]
+    strides: tuple[Wide, ...]
+
+
+def numbers(
     *,
     columns: int,
     column_stride: int,
     offset: int,
     row_shape: Sequence[int],
     row_strides: Sequence[int],
-) -> np.ndarray:
-    """The record as int32; strides and offset in elements."""
-    words = [int(np.prod(row_shape, dtype=np.int64)), columns]
-    words += [*_halves(offset), *_halves(column_stride)]
+) -> list[int]:
+    """The numbers of a row view that reads at least one element."""
+    rows = int(np.prod(row_shape, dtype=np.int64))
+    moves = zip((*row_shape, columns), (*row_strides, column_stride), strict=True)
+    end = offset + 1 + sum(max(size - 1, 0) * stride for size, stride in moves)
+    words = [rows, columns, offset, column_stride, end]
     for size, stride in zip(row_shape, row_strides, strict=True):
-        words += [size, *_halves(stride)]
-    return np.array(words, np.int64).astype(np.int32)
+        words += [size, stride]
+    return words
 
 
-def _halves(number: int) -> tuple[int, int]:
-    return number & 0xFFFFFFFF, number >> 32
+def move(words: Sequence[int], by: int) -> list[int]:
+    """The numbers of the same view in a buffer that begins `by` elements earlier."""
+    moved = list(words)
+    moved[OFFSET] += by
+    moved[END] += by
+    return moved
+
+
+def count(row_dims: int) -> int:
+    """How many numbers there are."""
+    return ROW_DIMS + 2 * row_dims
+
+
+def pack(words: Sequence[int]) -> np.ndarray:
+    """The numbers as one int32 array, each low half first."""
+    return np.array(words, np.int64).view(np.int32)
+
+
+def unpack(read: Callable[[int], Wide], row_dims: int) -> Rows:
+    """The numbers in a kernel, where `read(i)` gives the i-th."""
+    at = [ROW_DIMS + 2 * d for d in range(row_dims)]
+    return Rows(
+        rows=read(ROWS).low,
+        columns=read(COLUMNS).low,
+        offset=read(OFFSET),
+        column_stride=read(COLUMN_STRIDE),
+        end=read(END),
+        sizes=tuple(read(i).low for i in at),
+        strides=tuple(read(i + 1) for i in at),
+    )

@@ -16,7 +16,7 @@ A key is a uint32 that is larger where a value ranks earlier; the map is the cal
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ LAST_COLUMN = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class SelectConfig:
-    """What a compiled kernel depends on. Everything else is in the record.
+    """What a compiled kernel depends on. Everything else is in the numbers of `_record`.
 
     Attributes:
       k: outputs a row.
@@ -45,7 +45,7 @@ class SelectConfig:
         come by ascending column.
       key_bits: keys lie below `2**key_bits`.
       fill_bits: bits of the value that fills a row with fewer than k valid columns.
-      row_dims: dimensions of rows in the record.
+      row_dims: dimensions of rows.
       unit_stride: whether columns are neighbours in memory.
       warpgroups: warpgroups of 128 threads a block.
       blocks: blocks of the grid; each takes every blocks-th row.
@@ -69,9 +69,10 @@ def select_rows(
     config: SelectConfig,
     to_key: Callable[[jax.Array], jax.Array],
     x: jax.Array,
-    record: jax.Array,
+    numbers: jax.Array | Sequence[jax.Array],
     *,
     rows: int,
+    index_dtype: Any = jnp.int32,
     starts: jax.Array | None = None,
     lengths: jax.Array | None = None,
     interpret: bool = False,
@@ -82,19 +83,24 @@ def select_rows(
       config: the compiled kernel's parameters.
       to_key: maps a vector of values' bits (uint32) to keys (uint32).
       x: flat buffer of values, any type of 32 bits or fewer.
-      record: int32, from `_record.pack`.
-      rows: rows of the outputs, as in the record.
-      starts: int32 of shape (rows,): first valid column of each row. Any number is safe.
-      lengths: int32 of shape (rows,): valid columns of each row. Any number is safe.
+      numbers: where rows are: an int32 array from `_record.pack`, or one operand for each of
+        `_record.numbers`, whose address is the number shifted up by `PARAMETER_SHIFT`.
+      rows: rows of the outputs. A kernel that is launched by its address, and not by JAX, takes
+        the row count from the numbers alone.
+      index_dtype: int32 or int64.
+      starts: first valid column of each row, int32 of shape (rows, 1), or int64 as (rows, 2)
+        halves. Any number is safe.
+      lengths: valid columns of each row, likewise.
       interpret: run on the CPU in JAX's GPU interpreter, with race detection.
 
     Returns:
-      values of x's dtype and int32 indices, both of shape (rows, k).
+      values of x's dtype and indices, both of shape (rows, k).
     """
     outputs = (
         jax.ShapeDtypeStruct((rows, config.k), x.dtype),
-        jax.ShapeDtypeStruct((rows, config.k), jnp.int32),
+        jax.ShapeDtypeStruct((rows, config.k), index_dtype),
     )
+    numbers = (numbers,) if isinstance(numbers, jax.Array) else tuple(numbers)
     scratch = {
         "histogram_smem": plgpu.SMEM((config.warpgroups, BINS), jnp.int32),
         "scan_smem": plgpu.SMEM((config.warpgroups, leaf.CHUNK // leaf.LANES * 4), jnp.int32),
@@ -110,15 +116,16 @@ def select_rows(
         if window is not None
     }
 
-    def body(x_gmem, record_gmem, *refs, **smem):
+    def body(x_gmem, *refs, **smem):
+        numbers_gmem, refs = refs[: len(numbers)], refs[len(numbers) :]
         windows_gmem = dict(zip(windows, refs, strict=False))
         values_gmem, indices_gmem = refs[len(windows) :]
+        view = _record.unpack(_reader(numbers_gmem, interpret), config.row_dims)
         block = jax.lax.axis_index("block")
         kernel = _Select(
-            config, to_key, x_gmem, record_gmem, windows_gmem, values_gmem, indices_gmem, smem,
-            interpret,
-        )  # fmt: skip
-        mine = (record_gmem[_record.ROWS] - block + config.blocks - 1) // config.blocks
+            config, to_key, x_gmem, view, windows_gmem, values_gmem, indices_gmem, smem, interpret
+        )
+        mine = (view.rows - block + config.blocks - 1) // config.blocks
         jax.lax.fori_loop(0, mine, lambda i, _: kernel.row(block + i * config.blocks), None)
 
     run = plgpu.kernel(
@@ -134,7 +141,15 @@ def select_rows(
     )
     # Traced with 32-bit defaults: under x64 every literal in the kernel would be an int64.
     with jax.enable_x64(False):
-        return run(x, record, *windows.values())
+        return run(x, *numbers, *windows.values())
+
+
+def _reader(numbers_gmem: Sequence[Any], interpret: bool) -> Callable[[int], _record.Wide]:
+    """How the kernel reads the i-th number: from memory, or from the launch's parameters."""
+    if len(numbers_gmem) == 1:
+        (packed,) = numbers_gmem
+        return lambda i: _record.Wide(packed[2 * i], packed[2 * i + 1])
+    return lambda i: leaf.parameter(numbers_gmem[i], interpret=interpret)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +171,12 @@ class _Select:
     """The kernel's body for one row, with its refs in reach."""
 
     def __init__(
-        self, config, to_key, x_gmem, record_gmem, windows_gmem, values_gmem, indices_gmem, smem,
-        interpret,
-    ):  # fmt: skip
+        self, config, to_key, x_gmem, view, windows_gmem, values_gmem, indices_gmem, smem, interpret
+    ):
         self.config = config
         self.to_key = to_key
         self.x_gmem = x_gmem
-        self.record_gmem = record_gmem
+        self.view = view
         self.windows_gmem = windows_gmem
         self.values_gmem = values_gmem
         self.indices_gmem = indices_gmem
@@ -174,13 +188,9 @@ class _Select:
     def row(self, row: jax.Array) -> None:
         config = self.config
         begin, end = _window.clamp(
-            self.windows_gmem["starts_gmem"][row] if "starts_gmem" in self.windows_gmem else None,
-            self.windows_gmem["lengths_gmem"][row] if "lengths_gmem" in self.windows_gmem else None,
-            self.record_gmem[_record.COLUMNS],
+            self.window("starts_gmem", row), self.window("lengths_gmem", row), self.view.columns
         )
-        start = leaf.row_start(
-            self.record_gmem, row, row_dims=config.row_dims, interpret=self.interpret
-        )
+        start = leaf.row_start(self.view, row, interpret=self.interpret)
         # Chunks begin on 16-byte boundaries of the buffer, so a row starts inside its first.
         lead = start.low & (self.width - 1) if config.unit_stride else jnp.int32(0)
         first = (begin + lead) // leaf.CHUNK
@@ -194,8 +204,8 @@ class _Select:
             """Columns, bits and validity of a chunk."""
             at = i * leaf.CHUNK - lead
             bits = leaf.load_row(
-                self.x_gmem, start, at, begin, end, record_gmem=self.record_gmem,
-                unit_stride=config.unit_stride, interpret=self.interpret,
+                self.x_gmem, self.view, start, at, begin, end, unit_stride=config.unit_stride,
+                interpret=self.interpret,
             )  # fmt: skip
             columns = at + self.iota(leaf.CHUNK, self.width)
             return columns, bits, (columns >= begin) & (columns < end)
@@ -221,6 +231,15 @@ class _Select:
             self.keep(chunk, own, stop, part, self.indices_gmem.at[row], self.values_gmem.at[row])
             self.write_fill(row, taken)
         self.barrier()  # shared memory is about to be used for the next row
+
+    def window(self, name: str, row: jax.Array) -> jax.Array | None:
+        """The row's start or length as an int32, if the call has them."""
+        numbers = self.windows_gmem.get(name)
+        if numbers is None:
+            return None
+        if numbers.shape[1] == 1:
+            return numbers[row, 0]
+        return _window.saturate(numbers[row, 0], numbers[row, 1])
 
     # Step 1.
 
@@ -354,8 +373,8 @@ class _Select:
             columns = plgpu.layout_cast(columns, leaf.layout(step, width))
             columns = jnp.where(place < taken, columns, -1)
             bits = leaf.gather_row(
-                self.x_gmem, start, columns, record_gmem=self.record_gmem,
-                unit_stride=self.config.unit_stride, interpret=self.interpret,
+                self.x_gmem, self.view, start, columns, unit_stride=self.config.unit_stride,
+                interpret=self.interpret,
             )  # fmt: skip
             self.write(row, place, jnp.where(place < taken, bits, self.fill), columns, width)
 

@@ -19,3 +19,9 @@ def clamp(
     if length is None:
         return begin, end
     return begin, begin + jnp.clip(length, 0, room).astype(jnp.int32)
+
+
+def saturate(low: jax.Array, high: jax.Array) -> jax.Array:
+    """The int32 nearest to a 64-bit number, given as int32 halves."""
+    fits = high == (low >> 31)
+    return jnp.where(fits, low, jnp.where(high < 0, jnp.int32(-(2**31)), jnp.int32(2**31 - 1)))

@@ -20,6 +20,9 @@ from faces import JaxFace
 if reason := pallas_kernels.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
+from jtopk import _mosaic, _strides
+from jtopk._order import Order
+
 INTERPRETED = JaxFace("interpret", strided=True, backend="interpret")
 
 NAMES = (
@@ -77,3 +80,31 @@ def test_like_the_oracle_and_without_races(case: Case, capfd: pytest.CaptureFixt
 def test_a_named_backend_refuses_64_bit_keys():
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match="float64"):
         jtopk.top_k(jnp.ones((2, 5), jnp.float64), 2, backend="interpret")
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_numbers_as_parameters_and_windows_of_both_widths(dtype):
+    """The form in which a kernel is launched without JAX: twins find numbers in the operands."""
+    rows, columns, stride, offset, k = 3, 700, 703, 5, 40
+    flat = np.random.default_rng(8).standard_normal(offset + rows * stride).astype(np.float32)
+    x = np.lib.stride_tricks.as_strided(flat[offset:], (rows, columns), (4 * stride, 4))
+    big = np.iinfo(dtype).max
+    starts = np.array([-big - 1, 100, 650], dtype)
+    lengths = np.array([big, 50, big], dtype)
+    view = _strides.RowView((rows,), (stride,), columns, 1, 0)
+    kernel = _mosaic.kernel_for(
+        np.dtype(np.float32), view, k, largest=True, sorted=True, order=Order.TOTAL
+    )
+    numbers = pallas_kernels.move_numbers(kernel.numbers, offset)
+    values, indices = pallas_kernels.select_rows(
+        kernel.config,
+        kernel.to_key,
+        jnp.asarray(flat),
+        [jnp.asarray(pallas_kernels.pack_numbers([n])) for n in numbers],
+        rows=rows,
+        starts=jnp.asarray(starts.reshape(-1, 1).view(np.int32)),
+        lengths=jnp.asarray(lengths.reshape(-1, 1).view(np.int32)),
+        interpret=True,
+    )
+    expected = oracle.top_k(x, k, lengths=lengths, starts=starts)
+    oracle.assert_same((np.asarray(values), np.asarray(indices)), expected)

@@ -15,6 +15,7 @@ if reason := pallas_kernels.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
 from pallas_kernels import _leaves as leaf
+from pallas_kernels import _record, row_numbers
 from pallas_kernels._compat import WARPGROUP_SEMANTICS, InterpretGPUParams, pl, plgpu
 
 RNG = np.random.default_rng(0)
@@ -44,6 +45,13 @@ def launch(body, out_type, *inputs, interpret, scratch=None, warpgroups=1):
 
 def int32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def unpacked(numbers_gmem, row_dims):
+    """Numbers that lie in memory, as a kernel sees them."""
+    return _record.unpack(
+        lambda i: _record.Wide(numbers_gmem[2 * i], numbers_gmem[2 * i + 1]), row_dims
+    )
 
 
 def load(ref, size, width):
@@ -134,27 +142,27 @@ def test_load_row_and_gather(interpret, dtype, unit_stride):
     size = int(offset + stride * (columns - 1) + 1)
     unsigned = np.dtype(f"u{dtype.itemsize}")
     x = RNG.integers(0, np.iinfo(unsigned).max, size, unsigned)
-    record = pallas_kernels.pack_record(
+    numbers = row_numbers(
         columns=columns, column_stride=stride, offset=int(offset), row_shape=(1,), row_strides=(0,)
     )
     begin, end = 17, columns - 1
     wanted = RNG.integers(-1, columns, 256).astype(np.int32)
 
-    def body(x_gmem, record_gmem, wanted_gmem, row_gmem, picked_gmem):
-        options = {
-            "record_gmem": record_gmem, "unit_stride": unit_stride, "interpret": interpret
-        }  # fmt: skip
-        start = leaf.row_start(record_gmem, jnp.int32(0), row_dims=1, interpret=interpret)
+    def body(x_gmem, numbers_gmem, wanted_gmem, row_gmem, picked_gmem):
+        options = {"unit_stride": unit_stride, "interpret": interpret}
+        rows = unpacked(numbers_gmem, row_dims=1)
+        start = leaf.row_start(rows, jnp.int32(0), interpret=interpret)
         lead = start.low & (width - 1) if unit_stride else jnp.int32(0)
         row_gmem[...] = leaf.load_row(
-            x_gmem, start, -lead, jnp.int32(begin), jnp.int32(end), **options
+            x_gmem, rows, start, -lead, jnp.int32(begin), jnp.int32(end), **options
         )
-        picked_gmem[...] = leaf.gather_row(x_gmem, start, load(wanted_gmem, 256, 2), **options)
+        wanted = load(wanted_gmem, 256, 2)
+        picked_gmem[...] = leaf.gather_row(x_gmem, rows, start, wanted, **options)
 
     uint32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
     row, picked = launch(
-        body, (uint32((CHUNK,)), uint32((256,))), jnp.asarray(x).view(dtype), record, wanted,
-        interpret=interpret,
+        body, (uint32((CHUNK,)), uint32((256,))), jnp.asarray(x).view(dtype),
+        pallas_kernels.pack_numbers(numbers), wanted, interpret=interpret,
     )  # fmt: skip
     lead = offset % width if unit_stride else 0
     values = x[offset::stride][:columns].astype(np.uint32)
@@ -166,19 +174,21 @@ def test_row_start_is_a_64_bit_number(interpret):
     """Three dimensions of rows; on a GPU past 2**32 elements, where the twin has 32 bits."""
     far = 0 if interpret else 2**33
     shape, strides, offset = (3, 4, 5), (far + 1000, 0, 7), far + 11
-    record = pallas_kernels.pack_record(
+    numbers = row_numbers(
         columns=1, column_stride=1, offset=offset, row_shape=shape, row_strides=strides
     )
 
-    def body(record_gmem, out_gmem):
+    def body(numbers_gmem, out_gmem):
         def one(row, _):
-            start = leaf.row_start(record_gmem, row, row_dims=3, interpret=interpret)
+            rows = unpacked(numbers_gmem, row_dims=3)
+            start = leaf.row_start(rows, row, interpret=interpret)
             out_gmem[row, 0] = start.low
             out_gmem[row, 1] = start.high
 
         jax.lax.fori_loop(0, 60, one, None)
 
-    halves = launch(body, int32(60, 2), record, interpret=interpret)
+    packed = pallas_kernels.pack_numbers(numbers)
+    halves = launch(body, int32(60, 2), packed, interpret=interpret)
     starts = halves[:, 1].astype(np.int64) << 32 | halves[:, 0].view(np.uint32)
     index = np.stack(np.unravel_index(np.arange(60), shape), axis=1)
     np.testing.assert_array_equal(starts, offset + index @ np.array(strides))

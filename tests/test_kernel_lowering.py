@@ -78,12 +78,13 @@ def test_the_operand_is_used_as_it_is():
         assert f"stablehlo.{operation}" not in before
 
 
-def test_a_64_bit_row_start_reaches_the_record():
-    record = pallas_kernels.pack_record(
+def test_numbers_are_64_bit():
+    numbers = pallas_kernels.row_numbers(
         columns=7, column_stride=1, offset=2**33 + 5, row_shape=(2, 3), row_strides=(2**31, 1)
     )
-    words = record.view(np.uint32).tolist()
-    assert words == [6, 7, 5, 2, 1, 0, 2, 2**31, 0, 3, 1, 0]
+    assert numbers == [6, 7, 2**33 + 5, 1, 2**33 + 5 + 2**31 + 2 + 7, 2, 2**31, 3, 1]
+    halves = pallas_kernels.pack_numbers(numbers).view(np.uint32).tolist()
+    assert halves[4:6] == [5, 2] and halves[12:14] == [2**31, 0]
 
 
 def test_plan_sides():
@@ -95,6 +96,34 @@ def test_plan_sides():
     assert _plan.plan(1, 10**6, 4097, sorted=True).sort == "xla"
     assert _plan.plan(1, 10**6, 4097, sorted=False).sort == "none"
     assert _plan.plan(1, 10**6, 1, sorted=True).sort == "none"
-    assert _plan.plan(7, 10**6, 1, sorted=True).blocks == 7
+    assert [_plan.plan(rows, 8, 1, sorted=True).blocks for rows in (1, 7, 8, 9)] == [1, 8, 8, 16]
     assert _plan.plan(10**6, 8, 1, sorted=True, chip=_plan.Chip(10)).blocks == 40
     assert _plan.unsupported("float64") and _plan.unsupported("bfloat16") is None
+
+
+def kernel_for(rows, columns, stride, offset, dtype=np.float32, k=16):
+    view = _strides.RowView((rows,), (stride,), columns, 1, offset)
+    return _mosaic.kernel_for(
+        np.dtype(dtype), view, k, largest=True, sorted=True, order=Order.TORCH
+    )
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_a_module_to_launch_by_address(dtype, index_dtype):
+    """It takes its operands in the order the launch passes them, or `lower` raises."""
+    kernel = kernel_for(9, 5000, 5120, 0, dtype)
+    module = pallas_kernels.lower(
+        kernel.config, kernel.to_key, dtype=dtype, index_dtype=index_dtype, start_words=1,
+        length_words=2,
+    )  # fmt: skip
+    assert module.startswith(b"ML\xefR")  # MLIR bytecode
+
+
+def test_what_compiles_anew():
+    """Not another batch, width, stride or offset; but where a plan says so."""
+    first = kernel_for(9, 5000, 5120, 0)
+    again = kernel_for(16, 4200, 4201, 3)
+    assert first.config == again.config and first.numbers != again.numbers
+    assert kernel_for(17, 5000, 5120, 0).config != first.config  # more blocks
+    assert kernel_for(9, 100000, 100352, 0).config != first.config  # more warpgroups
