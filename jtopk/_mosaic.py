@@ -42,8 +42,11 @@ def top_k(
         buffer,
         jnp.asarray(pallas_kernels.pack_numbers(kernel.numbers)),
         rows=view.rows,
-        starts=_row_numbers(starts, view.columns),
-        lengths=_row_numbers(lengths, view.columns),
+        operands={
+            name: _row_numbers(numbers, view.columns)
+            for name, numbers in (("starts", starts), ("lengths", lengths))
+            if numbers is not None
+        },
         interpret=interpret,
     )
     if kernel.sort_afterwards:
@@ -96,10 +99,10 @@ def kernel_for(
     return Kernel(config, to_key, numbers, plan.sort == "xla")
 
 
-def _row_numbers(x: jax.Array | None, columns: int) -> jax.Array | None:
-    if x is not None and x.dtype != jnp.int32:
+def _row_numbers(x: jax.Array, columns: int) -> jax.Array:
+    if x.dtype != jnp.int32:
         x = jnp.clip(x, 0, columns).astype(jnp.int32)
-    return None if x is None else x.reshape(-1, 1)
+    return x.reshape(-1, 1)
 
 
 def _sort(values, indices, to_key) -> tuple[jax.Array, jax.Array]:

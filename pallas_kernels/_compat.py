@@ -90,7 +90,7 @@ def kernel_module(call: Callable, *structs) -> bytes:
 def load_kernel(module: bytes, device: int) -> tuple[Callable, Callable]:
     """Compiles a kernel for the current CUDA device; functions that launch and unload it.
 
-    The first is called as `launch(stream, addresses)` with a ctypes array.
+    The first is called as `launch(stream, addresses)`, addresses packed into bytes.
     """
     plugin = _plugin()
     compile_module = plugin.MosaicGpuCompile
@@ -106,15 +106,13 @@ def load_kernel(module: bytes, device: int) -> tuple[Callable, Callable]:
     pointer = ctypes.c_void_p
     if LAUNCH_ABI[JAXLIB] == 1:
         call = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)(address)
-
-        def launch(stream, addresses):
-            call(function, stream, addresses)
+        launch = functools.partial(call, pointer(function))
     else:
         call = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, pointer, ctypes.c_int)(address)
         kernel = compiled[2]
 
         def launch(stream, addresses):
-            call(kernel, function, stream, addresses, device)
+            call(pointer(kernel), pointer(function), stream, addresses, device)
 
     return launch, functools.partial(unload, compiled)
 

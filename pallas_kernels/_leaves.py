@@ -305,6 +305,7 @@ def gather_row(
     columns: jax.Array,
     *,
     unit_stride: bool,
+    width: int,
     interpret: bool,
 ) -> jax.Array:
     """Bits of the row's elements at `columns` (int32), as uint32; 0 where the column is < 0."""
@@ -315,7 +316,7 @@ def gather_row(
         index = jnp.clip(start.low + columns * stride, 0, x_gmem.shape[0] - 1)
         return jnp.where(columns >= 0, _as_uint32(x_gmem[...])[index], jnp.uint32(0))
 
-    where = layout(size, size // LANES)
+    where = layout(size, width)
 
     @plgpu.inline_mgpu(
         arg_types=(REF, *[SCALAR] * 4, where),

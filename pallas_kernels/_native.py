@@ -7,14 +7,14 @@ of one element stand for arrays of any size, and numbers are passed as addresses
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _compat, _record
+from pallas_kernels._index import OPERANDS
 from pallas_kernels._select import SelectConfig, select_rows
 
 ADDRESS_ALIGNMENT = 1 << _record.PARAMETER_SHIFT
@@ -27,53 +27,53 @@ def lower(
     *,
     dtype: Any,
     index_dtype: Any,
-    start_words: int = 0,
-    length_words: int = 0,
+    words: Mapping[str, int],
 ) -> bytes:
     """The kernel as a Mosaic GPU module. Needs no GPU.
 
     Its operands are, in this order: the buffer, each of `_record.numbers` shifted up by
-    `PARAMETER_SHIFT`, starts and lengths if it has them, values, indices.
+    `PARAMETER_SHIFT`, those of `OPERANDS` it has, and its outputs.
 
     Args:
       config, to_key: as for `select_rows`.
       dtype: of the values.
       index_dtype: int32 or int64.
-      start_words, length_words: 0 for a kernel without them, 1 for int32, 2 for int64.
+      words: the operands it has, each with 1 for int32 or 2 for int64.
     """
+    number = jax.ShapeDtypeStruct((1,), jnp.int8)
+    operands = {
+        # A table is flat, the others have a row for each row.
+        name: jax.ShapeDtypeStruct((1,) if name == "table" else (1, words[name]), jnp.int32)
+        for name in OPERANDS
+        if name in words
+    }
 
-    def window(words: int) -> jax.ShapeDtypeStruct | None:
-        return jax.ShapeDtypeStruct((1, words), jnp.int32) if words else None
-
-    def call(x, numbers, starts, lengths):
+    def call(x, numbers, *arrays):
         return select_rows(
-            config, to_key, x, numbers, rows=1, index_dtype=index_dtype, starts=starts,
-            lengths=lengths,
+            config, to_key, x, numbers, rows=1, index_dtype=index_dtype,
+            operands=dict(zip(operands, arrays, strict=True)),
         )  # fmt: skip
 
-    number = jax.ShapeDtypeStruct((1,), jnp.int8)
+    numbers = [number] * _record.count(config.row_dims)
     return _compat.kernel_module(
-        call,
-        jax.ShapeDtypeStruct((1,), dtype),
-        [number] * _record.count(config.row_dims),
-        window(start_words),
-        window(length_words),
+        call, jax.ShapeDtypeStruct((1,), dtype), numbers, *operands.values()
     )
 
 
 class Kernel:
-    """A kernel loaded on one device, called as `kernel(stream, addresses)`.
+    """A kernel loaded on one device. `kernel(stream, addresses)` launches it.
 
-    A launch neither waits nor allocates, and can be captured in a CUDA graph. A driver that
-    refuses it ends the process: the launch function is compiled so by JAX.
+    `stream` is a CUDA stream's handle, `addresses` the operands' as native 64-bit integers in
+    `bytes`. A launch neither waits nor allocates, and a CUDA graph can capture it. One that the
+    driver refuses ends the process: JAX has compiled the launch function so.
     """
 
     def __init__(self, module: bytes, device: int):
         """Compiles `module` for the current CUDA device, which is `device`."""
         self._launch, self._unload = _compat.load_kernel(module, device)
 
-    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
-        self._launch(stream, (ctypes.c_void_p * len(addresses))(*addresses))
+    def __call__(self, stream: int, addresses: bytes) -> None:
+        self._launch(stream, addresses)
 
     def unload(self) -> None:
         """Frees the compiled code, which nothing may still be running or about to run."""

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROWS, COLUMNS, OFFSET, COLUMN_STRIDE, END, ROW_DIMS = range(6)
+(
+    ROWS, COLUMNS, OFFSET, COLUMN_STRIDE, END, GROUP, TABLE_ROWS, TABLE_COLUMNS, TABLE_STRIDE,
+    ROW_DIMS,
+) = range(10)  # fmt: skip
 """Places of the numbers. From ROW_DIMS on, size and stride of each dimension of rows."""
 
 PARAMETER_SHIFT = 8
@@ -28,13 +31,21 @@ class Wide(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The numbers inside a kernel. `offset` and `end` bound what may be read of the buffer."""
+    """The numbers inside a kernel.
+
+    `offset` and `end` bound what may be read of the buffer. `group` rows share a length, and the
+    `table_` numbers say how a page table lies, where a call has them.
+    """
 
     rows: Any
     columns: Any
     offset: Wide
     column_stride: Wide
     end: Wide
+    group: Any
+    table_rows: Any
+    table_columns: Any
+    table_stride: Wide
     sizes: tuple[Any, ...]
     strides: tuple[Wide, ...]
 
@@ -46,12 +57,14 @@ def numbers(
     offset: int,
     row_shape: Sequence[int],
     row_strides: Sequence[int],
+    group: int = 1,
+    table: tuple[int, int, int] = (0, 0, 0),
 ) -> list[int]:
-    """The numbers of a row view that reads at least one element."""
+    """The numbers of a row view; `table` is a page table's rows, columns and row stride."""
     rows = int(np.prod(row_shape, dtype=np.int64))
     moves = zip((*row_shape, columns), (*row_strides, column_stride), strict=True)
     end = offset + 1 + sum(max(size - 1, 0) * stride for size, stride in moves)
-    words = [rows, columns, offset, column_stride, end]
+    words = [rows, columns, offset, column_stride, end, group, *table]
     for size, stride in zip(row_shape, row_strides, strict=True):
         words += [size, stride]
     return words
@@ -84,6 +97,10 @@ def unpack(read: Callable[[int], Wide], row_dims: int) -> Rows:
         offset=read(OFFSET),
         column_stride=read(COLUMN_STRIDE),
         end=read(END),
+        group=read(GROUP).low,
+        table_rows=read(TABLE_ROWS).low,
+        table_columns=read(TABLE_COLUMNS).low,
+        table_stride=read(TABLE_STRIDE),
         sizes=tuple(read(i).low for i in at),
         strides=tuple(read(i + 1) for i in at),
     )

@@ -16,15 +16,16 @@ A key is a uint32 that is larger where a value ranks earlier; the map is the cal
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import _index, _record, _window
 from pallas_kernels import _leaves as leaf
-from pallas_kernels import _record, _window
 from pallas_kernels._compat import WARPGROUP_SEMANTICS, InterpretGPUParams, pl, plgpu
+from pallas_kernels._index import OPERANDS, Index, row_number
 
 BINS = 2048
 DIGIT_BITS = 11
@@ -49,6 +50,11 @@ class SelectConfig:
       unit_stride: whether columns are neighbours in memory.
       warpgroups: warpgroups of 128 threads a block.
       blocks: blocks of the grid; each takes every blocks-th row.
+      values: whether values are written too.
+      index: what is written for a column.
+      page_bits: for `Index.PAGE`, columns a page as a power of two.
+      local: whether a second index is written, `Index.LOCAL` of the same columns.
+      lengths_are_ends: whether `lengths` holds the column behind each row's last valid one.
     """
 
     k: int
@@ -59,6 +65,11 @@ class SelectConfig:
     unit_stride: bool
     warpgroups: int
     blocks: int
+    values: bool = True
+    index: Index = Index.COLUMN
+    page_bits: int = 0
+    local: bool = False
+    lengths_are_ends: bool = False
 
     @property
     def sort_size(self) -> int:
@@ -73,10 +84,9 @@ def select_rows(
     *,
     rows: int,
     index_dtype: Any = jnp.int32,
-    starts: jax.Array | None = None,
-    lengths: jax.Array | None = None,
+    operands: Mapping[str, jax.Array] | None = None,
     interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Launches the kernel.
 
     Args:
@@ -88,18 +98,22 @@ def select_rows(
       rows: rows of the outputs. A kernel that is launched by its address, and not by JAX, takes
         the row count from the numbers alone.
       index_dtype: int32 or int64.
-      starts: first valid column of each row, int32 of shape (rows, 1), or int64 as (rows, 2)
-        halves. Any number is safe.
-      lengths: valid columns of each row, likewise.
+      operands: those of `OPERANDS` that the call has. Any number in them is safe. With rows in
+        groups, `lengths` has one number a group.
       interpret: run on the CPU in JAX's GPU interpreter, with race detection.
 
     Returns:
-      values of x's dtype and indices, both of shape (rows, k).
+      Of shape (rows, k): values of x's dtype if the configuration has them, indices, and local
+      indices if it has those.
     """
-    outputs = (
-        jax.ShapeDtypeStruct((rows, config.k), x.dtype),
-        jax.ShapeDtypeStruct((rows, config.k), index_dtype),
-    )
+    operands = {} if operands is None else operands
+    indices = jax.ShapeDtypeStruct((rows, config.k), index_dtype)
+    outputs = {
+        "values": jax.ShapeDtypeStruct((rows, config.k), x.dtype) if config.values else None,
+        "indices": indices,
+        "local": indices if config.local else None,
+    }
+    outputs = {name: output for name, output in outputs.items() if output is not None}
     numbers = (numbers,) if isinstance(numbers, jax.Array) else tuple(numbers)
     scratch = {
         "histogram_smem": plgpu.SMEM((config.warpgroups, BINS), jnp.int32),
@@ -110,27 +124,21 @@ def select_rows(
         scratch["columns_smem"] = plgpu.SMEM((config.sort_size,), jnp.int32)
     if interpret:
         scratch["barrier"] = plgpu.Barrier(num_arrivals=config.warpgroups)
-    windows = {
-        name: window
-        for name, window in (("starts_gmem", starts), ("lengths_gmem", lengths))
-        if window is not None
-    }
+    named = [name for name in OPERANDS if name in operands]
 
     def body(x_gmem, *refs, **smem):
         numbers_gmem, refs = refs[: len(numbers)], refs[len(numbers) :]
-        windows_gmem = dict(zip(windows, refs, strict=False))
-        values_gmem, indices_gmem = refs[len(windows) :]
+        operands_gmem = dict(zip(named, refs, strict=False))
+        outputs_gmem = dict(zip(outputs, refs[len(named) :], strict=True))
         view = _record.unpack(_reader(numbers_gmem, interpret), config.row_dims)
         block = jax.lax.axis_index("block")
-        kernel = _Select(
-            config, to_key, x_gmem, view, windows_gmem, values_gmem, indices_gmem, smem, interpret
-        )
+        kernel = _Select(config, to_key, x_gmem, view, operands_gmem, outputs_gmem, smem, interpret)
         mine = (view.rows - block + config.blocks - 1) // config.blocks
         jax.lax.fori_loop(0, mine, lambda i, _: kernel.row(block + i * config.blocks), None)
 
     run = plgpu.kernel(
         body,
-        out_type=outputs,
+        out_type=tuple(outputs.values()),
         scratch_types=scratch,
         grid=(config.blocks,),
         grid_names=("block",),
@@ -141,7 +149,7 @@ def select_rows(
     )
     # Traced with 32-bit defaults: under x64 every literal in the kernel would be an int64.
     with jax.enable_x64(False):
-        return run(x, *numbers, *windows.values())
+        return run(x, *numbers, *(operands[name] for name in named))
 
 
 def _reader(numbers_gmem: Sequence[Any], interpret: bool) -> Callable[[int], _record.Wide]:
@@ -170,16 +178,13 @@ class _Part:
 class _Select:
     """The kernel's body for one row, with its refs in reach."""
 
-    def __init__(
-        self, config, to_key, x_gmem, view, windows_gmem, values_gmem, indices_gmem, smem, interpret
-    ):
+    def __init__(self, config, to_key, x_gmem, view, operands_gmem, outputs_gmem, smem, interpret):
         self.config = config
         self.to_key = to_key
         self.x_gmem = x_gmem
         self.view = view
-        self.windows_gmem = windows_gmem
-        self.values_gmem = values_gmem
-        self.indices_gmem = indices_gmem
+        self.operands_gmem = operands_gmem
+        self.outputs_gmem = outputs_gmem
         self.smem = smem
         self.interpret = interpret
         self.wg = jax.lax.axis_index("warpgroup")
@@ -187,9 +192,7 @@ class _Select:
 
     def row(self, row: jax.Array) -> None:
         config = self.config
-        begin, end = _window.clamp(
-            self.window("starts_gmem", row), self.window("lengths_gmem", row), self.view.columns
-        )
+        begin, end = self.window(row)
         start = leaf.row_start(self.view, row, interpret=self.interpret)
         # Chunks begin on 16-byte boundaries of the buffer, so a row starts inside its first.
         lead = start.low & (self.width - 1) if config.unit_stride else jnp.int32(0)
@@ -223,23 +226,25 @@ class _Select:
         if config.sort:
             self.clear_sorted()
             self.barrier()
-            self.keep(chunk, own, stop, part, *self.sorted_targets())
+            self.keep(chunk, own, stop, part, self.store_to_sort)
             self.barrier()
             self.sort()
-            self.write_sorted(row, start, taken)
+            self.write_sorted(row, start, taken, begin)
         else:
-            self.keep(chunk, own, stop, part, self.indices_gmem.at[row], self.values_gmem.at[row])
-            self.write_fill(row, taken)
+            write = self.writer(row, begin)
+            self.keep(chunk, own, stop, part, write)
+            self.write_fill(write, taken)
         self.barrier()  # shared memory is about to be used for the next row
 
-    def window(self, name: str, row: jax.Array) -> jax.Array | None:
-        """The row's start or length as an int32, if the call has them."""
-        numbers = self.windows_gmem.get(name)
-        if numbers is None:
-            return None
-        if numbers.shape[1] == 1:
-            return numbers[row, 0]
-        return _window.saturate(numbers[row, 0], numbers[row, 1])
+    def window(self, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The row's valid columns."""
+        start = row_number(self.operands_gmem, "starts", row)
+        length = None
+        if "lengths" in self.operands_gmem:
+            group = self.view.group
+            length = row_number(self.operands_gmem, "lengths", row // group)
+            length = _window.of_group(length, row, group)
+        return _window.clamp(start, length, self.view.columns, is_end=self.config.lengths_are_ends)
 
     # Step 1.
 
@@ -306,8 +311,12 @@ class _Select:
 
     # Step 2.
 
-    def keep(self, chunk, own, stop, part: _Part, indices, values) -> None:
-        """Writes what belongs to the answer, by ascending column, to the two targets."""
+    def keep(self, chunk, own, stop, part: _Part, write) -> None:
+        """Hands what belongs to the answer, by ascending column, to `write`.
+
+        `write(place, columns, bits, width)` skips what has place -1. Bits are keys if they are
+        to be sorted.
+        """
 
         def one(i, counts):
             above, equal = counts
@@ -323,17 +332,16 @@ class _Select:
             kept = over | (ties & (ties_before < part.wanted))
             place = over_before + jnp.minimum(ties_before, part.wanted)
             place = jnp.where(kept, place, -1)
-            payload = key if self.config.sort else bits
-            for target, what in ((indices, columns), (values, payload)):
-                leaf.store_run(target, place, what, width=self.width, interpret=self.interpret)
+            write(place, columns, key if self.config.sort else bits, self.width)
             return above + (total & 0xFFFF), equal + (total >> 16)
 
         jax.lax.fori_loop(own, stop, one, (part.above, part.equal))
 
     # Step 3.
 
-    def sorted_targets(self) -> tuple[Any, Any]:
-        return self.smem["columns_smem"], self.smem["keys_smem"]
+    def store_to_sort(self, place, columns, keys, width: int) -> None:
+        for name, what in (("columns_smem", columns), ("keys_smem", keys)):
+            leaf.store_run(self.smem[name], place, what, width=width, interpret=self.interpret)
 
     def clear_sorted(self) -> None:
         """Fills the arrays to sort with what sorts last."""
@@ -362,38 +370,65 @@ class _Select:
 
         jax.lax.fori_loop(1, steps + 1, merge, None)
 
-    def write_sorted(self, row, start, taken) -> None:
+    def write_sorted(self, row, start, taken, begin) -> None:
         step = min(self.config.sort_size, 4 * leaf.LANES)
         width = step // leaf.LANES
+        write = self.writer(row, begin)
 
-        def write(i, _):
+        def some(i, _):
             at = i * step
             place = at + self.iota(step, width)
             columns = self.smem["columns_smem"][pl.ds(at, step)]
             columns = plgpu.layout_cast(columns, leaf.layout(step, width))
             columns = jnp.where(place < taken, columns, -1)
-            bits = leaf.gather_row(
-                self.x_gmem, self.view, start, columns, unit_stride=self.config.unit_stride,
-                interpret=self.interpret,
-            )  # fmt: skip
-            self.write(row, place, jnp.where(place < taken, bits, self.fill), columns, width)
+            bits = None
+            if self.config.values:
+                bits = leaf.gather_row(
+                    self.x_gmem, self.view, start, columns, unit_stride=self.config.unit_stride,
+                    width=width, interpret=self.interpret,
+                )  # fmt: skip
+                bits = jnp.where(place < taken, bits, self.fill)
+            write(place, columns, bits, width)
 
-        self.each_own(0, self.config.k, step, write)
+        self.each_own(0, self.config.k, step, some)
 
-    def write_fill(self, row, taken) -> None:
+    # Output.
+
+    def write_fill(self, write, taken) -> None:
         step = 4 * leaf.LANES
 
-        def write(i, _):
+        def some(i, _):
             place = i * step + self.iota(step, 4)
             place = jnp.where(place < taken, -1, place)
             bits = self.splat(step, 4, self.fill, jnp.uint32)
-            self.write(row, place, bits, self.splat(step, 4, -1), 4)
+            write(place, self.splat(step, 4, -1), bits, 4)
 
-        self.each_own(taken // step, self.config.k, step, write)
+        self.each_own(taken // step, self.config.k, step, some)
 
-    def write(self, row, place, bits, columns, width) -> None:
-        for target, what in ((self.values_gmem, bits), (self.indices_gmem, columns)):
-            leaf.store_run(target.at[row], place, what, width=width, interpret=self.interpret)
+    def writer(self, row, begin):
+        """A function `write(place, columns, bits, width)` to the row's outputs."""
+        config = self.config
+
+        def mapping(kind: Index):
+            return _index.mapping(
+                kind, self.view, self.operands_gmem, row, begin, page_bits=config.page_bits,
+                interpret=self.interpret,
+            )  # fmt: skip
+
+        to_index, to_local = mapping(config.index), mapping(Index.LOCAL)
+
+        def write(place, columns, bits, width: int) -> None:
+            # A column that is not written must not be looked up either.
+            columns = jnp.where(place < 0, -1, columns)
+            written = {"values": lambda: bits, "indices": lambda: to_index(columns, width)}
+            written["local"] = lambda: to_local(columns, width)
+            for name, target_gmem in self.outputs_gmem.items():
+                leaf.store_run(
+                    target_gmem.at[row], place, written[name](), width=width,
+                    interpret=self.interpret,
+                )  # fmt: skip
+
+        return write
 
     def each_own(self, first, size: int, step: int, body) -> None:
         """Runs `body(i)` for this warpgroup's share of the steps `first .. size / step`."""

@@ -157,7 +157,7 @@ def test_load_row_and_gather(interpret, dtype, unit_stride):
             x_gmem, rows, start, -lead, jnp.int32(begin), jnp.int32(end), **options
         )
         wanted = load(wanted_gmem, 256, 2)
-        picked_gmem[...] = leaf.gather_row(x_gmem, rows, start, wanted, **options)
+        picked_gmem[...] = leaf.gather_row(x_gmem, rows, start, wanted, width=2, **options)
 
     uint32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
     row, picked = launch(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,9 +84,10 @@ def test_numbers_are_64_bit():
     numbers = pallas_kernels.row_numbers(
         columns=7, column_stride=1, offset=2**33 + 5, row_shape=(2, 3), row_strides=(2**31, 1)
     )
-    assert numbers == [6, 7, 2**33 + 5, 1, 2**33 + 5 + 2**31 + 2 + 7, 2, 2**31, 3, 1]
+    end = 2**33 + 5 + 2**31 + 2 + 7
+    assert numbers == [6, 7, 2**33 + 5, 1, end, 1, 0, 0, 0, 2, 2**31, 3, 1]
     halves = pallas_kernels.pack_numbers(numbers).view(np.uint32).tolist()
-    assert halves[4:6] == [5, 2] and halves[12:14] == [2**31, 0]
+    assert halves[4:6] == [5, 2] and halves[20:22] == [2**31, 0]
 
 
 def test_plan_sides():
@@ -114,8 +117,8 @@ def test_a_module_to_launch_by_address(dtype, index_dtype):
     """It takes its operands in the order the launch passes them, or `lower` raises."""
     kernel = kernel_for(9, 5000, 5120, 0, dtype)
     module = pallas_kernels.lower(
-        kernel.config, kernel.to_key, dtype=dtype, index_dtype=index_dtype, start_words=1,
-        length_words=2,
+        kernel.config, kernel.to_key, dtype=dtype, index_dtype=index_dtype,
+        words={"starts": 1, "lengths": 2},
     )  # fmt: skip
     assert module.startswith(b"ML\xefR")  # MLIR bytecode
 
@@ -127,3 +130,19 @@ def test_what_compiles_anew():
     assert first.config == again.config and first.numbers != again.numbers
     assert kernel_for(17, 5000, 5120, 0).config != first.config  # more blocks
     assert kernel_for(9, 100000, 100352, 0).config != first.config  # more warpgroups
+
+
+@pytest.mark.parametrize("sorted", [True, False])
+@pytest.mark.parametrize("index", list(pallas_kernels.Index))
+def test_every_kind_of_index(index, sorted):
+    kernel = kernel_for(9, 5000, 5120, 0, jnp.bfloat16)
+    config = dataclasses.replace(
+        kernel.config, sort=sorted, values=False, index=index, page_bits=6, local=True,
+        lengths_are_ends=True,
+    )  # fmt: skip
+    names = ("starts", "lengths", "offsets", "batches", "page_starts", "table")
+    module = pallas_kernels.lower(
+        config, kernel.to_key, dtype=jnp.bfloat16, index_dtype=np.int32,
+        words=dict.fromkeys(names, 1),
+    )  # fmt: skip
+    assert module.startswith(b"ML\xefR")
