@@ -13,10 +13,14 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+LIMIT = 420
+"""Seconds a step may take; then it is killed, and its exit code is -9."""
 
 DEMO = "import sys; from jtopk._cli import main; sys.exit(main(sys.argv[1:]))"
 SANITIZED = [
@@ -33,9 +37,16 @@ def run(command: list[str], log: Path, **environment: str) -> tuple[int, str]:
         file.write(f"$ {' '.join(command)}\n")
         file.flush()
         start = file.tell()
-        code = subprocess.run(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment}
-        ).returncode
+        # In a session of its own, so that a hang's children end with it.
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment},
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
     with log.open() as file:
         file.seek(start)
         return code, file.read()
@@ -56,6 +67,7 @@ def main(out: Path) -> int:
     python = sys.executable
     # pytest-benchmark, if there is one, warns of xdist, and warnings are errors here.
     pytest = ["-m", "pytest", "-q", "-p", "no:benchmark", "-m", "gpu"]
+    pytest += ["-o", "faulthandler_timeout=120"]
     sanitize = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", python]
     separate = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     small = ["demo", "--json", "--rows", "4", "--columns", "9000", "-k", "300"]

@@ -72,13 +72,26 @@ class Kernel:
 
 
 def kernel_for(
-    dtype: np.dtype, view: RowView, k: int, *, largest: bool, sorted: bool, order: Order
+    dtype: np.dtype,
+    view: RowView,
+    k: int,
+    *,
+    largest: bool,
+    sorted: bool,
+    order: Order,
+    group: int = 1,
+    table: tuple[int, int, int] = (0, 0, 0),
+    **config: Any,
 ) -> Kernel:
-    """The kernel for rows of `dtype` that lie as `view` says."""
+    """The kernel for rows of `dtype` that lie as `view` says.
+
+    `group` and `table` are as for `pallas_kernels.row_numbers`, `config` more of the kernel's
+    configuration.
+    """
     plan = _plan.plan(view.rows, view.columns, k, sorted=sorted)
     row_shape, row_strides = _strides.merge_rows(view.row_shape, view.row_strides)
     last = _order.last_value(dtype, largest=largest)
-    config = pallas_kernels.SelectConfig(
+    select = pallas_kernels.SelectConfig(
         k=k,
         sort=plan.sort == "kernel",
         key_bits=_order.bit_width(dtype),
@@ -87,6 +100,7 @@ def kernel_for(
         unit_stride=view.column_stride == 1,
         warpgroups=plan.warpgroups,
         blocks=plan.blocks,
+        **config,
     )
     numbers = pallas_kernels.row_numbers(
         columns=view.columns,
@@ -94,9 +108,11 @@ def kernel_for(
         offset=view.offset,
         row_shape=row_shape,
         row_strides=row_strides,
+        group=group,
+        table=table,
     )
     to_key = functools.partial(_order.key, dtype=dtype, largest=largest, order=order)
-    return Kernel(config, to_key, numbers, plan.sort == "xla")
+    return Kernel(select, to_key, numbers, plan.sort == "xla")
 
 
 def _row_numbers(x: jax.Array, columns: int) -> jax.Array:

@@ -14,12 +14,19 @@ __all__ = [
 ]  # fmt: skip
 
 if unavailable() is None:
-    from pallas_kernels._index import Index
+    from pallas_kernels._index import OPERANDS, Index
     from pallas_kernels._native import ADDRESS_ALIGNMENT, Kernel, lower
     from pallas_kernels._record import PARAMETER_SHIFT
     from pallas_kernels._select import SORT_LIMIT, SelectConfig, select_rows
 
     __all__ += [
-        "ADDRESS_ALIGNMENT", "PARAMETER_SHIFT", "SORT_LIMIT", "Index", "Kernel", "SelectConfig",
-        "lower", "select_rows",
-    ]  # fmt: skip
+        "ADDRESS_ALIGNMENT",
+        "OPERANDS",
+        "PARAMETER_SHIFT",
+        "SORT_LIMIT",
+        "Index",
+        "Kernel",
+        "SelectConfig",
+        "lower",
+        "select_rows",
+    ]

@@ -37,7 +37,7 @@ OPERANDS = (*ROW_OPERANDS, "table")
 """All operands a kernel may have behind its numbers, in this order."""
 
 
-def row_number(operands_gmem: Mapping[str, Any], name: str, row: jax.Array) -> jax.Array | None:
+def row_number(operands_gmem: Mapping[str, Any], name: str, row: jax.Array) -> Any:
     """A row's number as the nearest int32, or None where the call does not have the operand."""
     numbers = operands_gmem.get(name)
     if numbers is None:

@@ -1,0 +1,338 @@
+"""The kernel launched on torch's current stream, with nothing of JAX's runtime in the way.
+
+The kernel is the one the JAX face runs. It is compiled once for a configuration and device; where
+rows lie is passed with each launch, so that another batch, width or stride compiles nothing. A
+launch reads the tensor in place, allocates its outputs from torch and waits for nothing, so it
+can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import os
+import struct
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import pallas_kernels
+from jtopk import _mosaic, _order, _plan, _strides
+from jtopk._order import Order
+
+CALLS = 4096
+"""Most shapes of call remembered; past it all are forgotten, which costs a slower call each."""
+
+ALIGNMENT = getattr(pallas_kernels, "ADDRESS_ALIGNMENT", 256)
+
+# 0.2 us; torch.cuda.current_stream(device).cuda_stream, which says the same, takes 6.7 us.
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+
+def _empty_by_torch(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+# A tensor on the current CUDA device, as torch.compile's code makes them: 0.7 us, torch.empty 4.
+_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_by_torch)
+
+_WORDS = {torch.int32: 1, torch.int64: 2}
+
+
+def unavailable(device: int) -> str | None:
+    """Why tensors on this CUDA device go by DLPack to JAX instead, or None."""
+    reason = pallas_kernels.unavailable()
+    if reason is None and (reason := pallas_kernels.launch_unavailable()):
+        _warn_once(reason)
+    if reason is None and (capability := torch.cuda.get_device_capability(device)) < (9, 0):
+        reason = f"cuda:{device} has compute capability {capability}; (9, 0) is needed"
+    return reason
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(
+        f"{reason}; CUDA tensors go by DLPack to JAX's runtime: the same answers, but slower, and "
+        "not in CUDA graphs",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def run(
+    input: torch.Tensor,
+    k: int,
+    dim: int,
+    largest: bool,
+    sorted: bool,
+    lengths: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    index_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`bridge.top_k` of a CUDA tensor, arguments checked; None where it has to go by JAX."""
+    key = call_key(input, k, dim, largest, sorted, lengths, starts, index_dtype)
+    call = calls.get(key)
+    if call is None:
+        operands = {"starts": starts, "lengths": lengths}
+        call = prepare(input, k, dim, largest, sorted, operands, index_dtype)
+        if call is None:
+            return None
+        remember(key, call)
+    values, indices = call(input, starts, lengths)
+    return values, indices
+
+
+def call_key(
+    input: torch.Tensor,
+    k: int,
+    dim: int,
+    largest: bool,
+    sorted: bool,
+    lengths: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    index_dtype: torch.dtype,
+) -> tuple[Any, ...]:
+    """All that a call's checks and its launch depend on, but addresses."""
+    return (
+        input.dtype, input.shape, input.stride(), input.get_device(), k, dim, largest, sorted,
+        index_dtype, tensor_key(lengths), tensor_key(starts),
+    )  # fmt: skip
+
+
+def tensor_key(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """The same of an operand."""
+    if tensor is None:
+        return None
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
+
+
+def remember(key: tuple[Any, ...], call: Call) -> None:
+    """Keeps a call, whose arguments passed every check, for tensors of the same key."""
+    if len(calls) >= CALLS:
+        calls.clear()
+    calls[key] = call
+
+
+def prepare(
+    input: torch.Tensor,
+    k: int,
+    dim: int,
+    largest: bool,
+    sorted: bool,
+    operands: Mapping[str, torch.Tensor | None],
+    index_dtype: torch.dtype,
+    *,
+    group: int = 1,
+    **config: Any,
+) -> Call | None:
+    """A call for tensors like these, its kernel compiled if it is the first of its kind.
+
+    Args:
+      input, k, dim, largest, sorted, index_dtype: as for `bridge.top_k`.
+      operands: of `pallas_kernels.OPERANDS`; a table has two dimensions and strides of (n, 1).
+      group: rows that share a length.
+      **config: for `pallas_kernels.SelectConfig`.
+
+    Returns:
+      None where the call has to go by JAX: where `unavailable` says so, for 64-bit dtypes, and
+      for sorted outputs of a k beyond what the kernel sorts.
+    """
+    device = input.get_device()
+    if _plan.unsupported(_numpy_dtype(input.dtype)) or unavailable(device) is not None:
+        return None
+    given = {name: operand for name, operand in operands.items() if operand is not None}
+    view = _strides.row_view(tuple(input.shape), tuple(input.stride()), 0, dim)
+    if k == 0 or view.rows == 0:
+        return Call(None, [], input, k, dim, index_dtype, config, len(given))
+    dtype = _numpy_dtype(input.dtype)
+    table = given.get("table")
+    needed = _mosaic.kernel_for(
+        dtype, view, k, largest=largest, sorted=sorted, order=Order.TORCH, group=group,
+        table=(0, 0, 0) if table is None else (*table.shape, table.stride(0)), **config,
+    )  # fmt: skip
+    if needed.sort_afterwards:
+        return None
+    words = tuple(
+        (name, _WORDS[given[name].dtype]) for name in pallas_kernels.OPERANDS if name in given
+    )
+    kernel = _kernels.get(
+        device, needed.config, dtype.name, largest, _numpy_dtype(index_dtype).name, words
+    )
+    return Call(kernel, needed.numbers, input, k, dim, index_dtype, config, len(given))
+
+
+class Call:
+    """A kernel with the numbers of one shape of call: all that remains are addresses."""
+
+    def __init__(
+        self, kernel: pallas_kernels.Kernel | None, numbers: list[int], input: torch.Tensor,
+        k: int, dim: int, index_dtype: torch.dtype, config: Mapping[str, Any], operands: int,
+    ):  # fmt: skip
+        self.kernel = kernel
+        self.device = input.get_device()
+        self.itemsize = input.itemsize
+        # Rows lie along the last dimension of what the kernel writes.
+        self.shape = (*input.shape[:dim], *input.shape[dim + 1 :], k)
+        self.strides = _strides.dense_strides(self.shape)
+        self.moved_to = None if dim == input.ndim - 1 else dim
+        self.dtypes = (
+            *([input.dtype] if config.get("values", True) else []),
+            index_dtype,
+            *([index_dtype] if config.get("local", False) else []),
+        )
+        self._numbers = numbers
+        self._shifted: dict[int, tuple[int, ...]] = {}
+        self._pack = struct.Struct(f"{1 + len(numbers) + operands + len(self.dtypes)}Q").pack
+
+    def __call__(
+        self, input: torch.Tensor, *operands: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """What the kernel writes, fresh and contiguous. Operands in the kernel's order."""
+        if _current_device() != self.device:
+            with torch.cuda.device(self.device):
+                return self(input, *operands)
+        outputs = tuple(_empty(self.shape, self.strides, dtype) for dtype in self.dtypes)
+        self.launch(input, operands, outputs)
+        if self.moved_to is None:
+            return outputs
+        return tuple(output.movedim(-1, self.moved_to).contiguous() for output in outputs)
+
+    def into(
+        self,
+        outputs: Sequence[torch.Tensor],
+        input: torch.Tensor,
+        *operands: torch.Tensor | None,
+    ) -> None:
+        """Writes to `outputs`, of the right shape and dtypes but with any strides."""
+        direct = self.moved_to is None and all(output.is_contiguous() for output in outputs)
+        if direct and _current_device() == self.device:
+            self.launch(input, operands, outputs)
+        else:
+            for output, written in zip(outputs, self(input, *operands), strict=True):
+                output.copy_(written)
+
+    def launch(
+        self,
+        input: torch.Tensor,
+        operands: Sequence[torch.Tensor | None],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        """Launches on the current device, which is the call's, into outputs that lie right."""
+        if self.kernel is None:
+            return
+        address = input.data_ptr()
+        lead = address % ALIGNMENT
+        numbers = self._shifted.get(lead) or self._shift(lead)
+        # A name keeps what was copied alive until it is launched.
+        dense = [_dense(operand) for operand in operands if operand is not None]
+        self.kernel(
+            _current_stream(self.device),
+            self._pack(
+                address - lead,
+                *numbers,
+                *[operand.data_ptr() for operand in dense],
+                *[output.data_ptr() for output in outputs],
+            ),
+        )
+
+    def _shift(self, lead: int) -> tuple[int, ...]:
+        """The numbers as parameters, for a view that begins `lead` bytes into its buffer."""
+        moved = pallas_kernels.move_numbers(self._numbers, lead // self.itemsize)
+        shifted = tuple(n << pallas_kernels.PARAMETER_SHIFT for n in moved)
+        self._shifted[lead] = shifted
+        return shifted
+
+
+calls: dict[tuple[Any, ...], Call] = {}
+"""Calls by `call_key`. Only what passed every check is in here."""
+
+
+class _Kernels:
+    """Compiled kernels of this process, by device and configuration."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[Any, ...], pallas_kernels.Kernel] = {}
+        self._process: int | None = None
+
+    def get(
+        self, device: int, config: pallas_kernels.SelectConfig, dtype: str, largest: bool,
+        index_dtype: str, words: tuple[tuple[str, int], ...],
+    ) -> pallas_kernels.Kernel:  # fmt: skip
+        key = (device, config, dtype, largest, index_dtype, words)
+        with self._lock:
+            if key not in self._loaded:
+                module = _module(config, dtype, largest, index_dtype, words)
+                with torch.cuda.device(device), _capture_allowing_loads():
+                    torch.cuda.current_stream()  # makes the device's context, if none is yet
+                    self._loaded[key] = pallas_kernels.Kernel(module, device)
+                if self._process is None:
+                    self._process = os.getpid()
+                    atexit.register(self._unload)
+            return self._loaded[key]
+
+    def _unload(self) -> None:
+        # A forked child has the parent's handles, which are not its own to free.
+        if os.getpid() != self._process:
+            return
+        calls.clear()
+        try:
+            for device in {key[0] for key in self._loaded}:
+                torch.cuda.synchronize(device)
+        except RuntimeError:  # the context is broken; its code goes with the process
+            return
+        for kernel in self._loaded.values():
+            kernel.unload()
+        self._loaded.clear()
+
+
+_kernels = _Kernels()
+
+
+@functools.cache
+def _module(
+    config: pallas_kernels.SelectConfig, dtype: str, largest: bool, index_dtype: str,
+    words: tuple[tuple[str, int], ...],
+) -> bytes:  # fmt: skip
+    to_key = functools.partial(
+        _order.key, dtype=np.dtype(dtype), largest=largest, order=Order.TORCH
+    )
+    return pallas_kernels.lower(
+        config, to_key, dtype=np.dtype(dtype), index_dtype=np.dtype(index_dtype),
+        words=dict(words),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _capture_allowing_loads() -> Iterator[None]:
+    """Lets this thread load code while a stream is captured, which CUDA otherwise forbids."""
+    if not torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    driver = ctypes.CDLL("libcuda.so.1")
+    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def _dense(operand: torch.Tensor) -> torch.Tensor:
+    """The operand as a kernel reads it: numbers side by side, a table by its row stride."""
+    if operand.is_contiguous() or (operand.ndim == 2 and operand.stride(1) == 1):
+        return operand
+    return operand.contiguous()
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    return np.dtype(str(dtype).removeprefix("torch."))

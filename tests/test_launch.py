@@ -1,0 +1,303 @@
+"""The launch without JAX's runtime.
+
+On a CPU a stand-in takes the kernel's place: it reads raw memory at the addresses and by the
+numbers it is given, as the kernel's interface says. That proves the arithmetic of the launch;
+the tests marked gpu prove the launch itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import math
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import oracle
+import pallas_kernels
+from cases import CASES, Case
+from faces import kernel_dtypes, to_numpy, to_torch
+
+if reason := pallas_kernels.unavailable():
+    pytest.skip(reason, allow_module_level=True)
+
+from bridge import _launch
+
+
+def memory(address: int, count: int, dtype: Any) -> np.ndarray:
+    """`count` elements at an address, writable."""
+    dtype = np.dtype(dtype)
+    raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(raw, np.uint8).view(dtype)
+
+
+class StandIn:
+    """What `pallas_kernels.Kernel` does, by NumPy on memory of the CPU."""
+
+    def __init__(self, config, dtype, largest, index_dtype, words):
+        self.config = config
+        self.dtype = np.dtype(dtype)
+        self.largest = largest
+        self.index_dtype = np.dtype(index_dtype)
+        self.words = dict(words)
+
+    def __call__(self, stream: int, packed: bytes) -> None:
+        assert stream == 77
+        addresses = np.frombuffer(packed, np.uint64).tolist()
+        base = addresses.pop(0)
+        assert base % 256 == 0
+        count = 9 + 2 * self.config.row_dims
+        assert all(n % 256 == 0 for n in addresses[:count])
+        numbers = [n >> 8 for n in addresses[:count]]
+        rows, columns, offset, column_stride, end, group, *table = numbers[:9]
+        sizes, strides = numbers[9::2], numbers[10::2]
+        operands: dict[str, Any] = {}
+        for name, address in zip(self.words, addresses[count:], strict=False):
+            length = rows
+            if name == "lengths":
+                length = rows // group
+            if name == "table":
+                length = (table[0] - 1) * table[2] + table[1]
+            operands[name] = memory(address, length, f"i{4 * self.words[name]}")
+        outputs = addresses[count + len(operands) :]
+        k = self.config.k
+        kinds = [self.dtype] * self.config.values
+        kinds += [self.index_dtype] * (1 + self.config.local)
+        written = [
+            memory(address, rows * k, kind).reshape(rows, k)
+            for address, kind in zip(outputs, kinds, strict=True)
+        ]
+        item = self.dtype.itemsize
+        readable = np.zeros(0, self.dtype)
+        if columns:  # and nothing outside of [offset, end)
+            readable = memory(base + offset * item, end - offset, self.dtype)
+        for row in range(rows):
+            index = np.unravel_index(row, sizes)
+            first = sum(int(i) * s for i, s in zip(index, strides, strict=True))
+            x = readable[first + np.arange(columns) * column_stride]
+            values, selected = self.select(x, self.window(row, columns, group, operands))
+            if self.config.values:
+                written[0][row] = values
+            begin = self.window(row, columns, group, operands)[0]
+            written[self.config.values][row] = self.place(selected, begin, row, operands, table)
+            if self.config.local:
+                written[-1][row] = np.where(selected < 0, -1, selected - begin)
+
+    def window(self, row, columns, group, operands) -> tuple[int, int]:
+        begin = min(max(int(operands["starts"][row]), 0), columns) if "starts" in operands else 0
+        if "lengths" not in operands:
+            return begin, columns
+        length = int(operands["lengths"][row // group]) - (group - 1 - row % group)
+        end = length if self.config.lengths_are_ends else begin + length
+        return begin, min(max(end, begin), columns)
+
+    def select(self, x, window) -> tuple[np.ndarray, np.ndarray]:
+        begin, end = window
+        values, indices = oracle.top_k(
+            x[None], self.config.k, largest=self.largest, order="torch",
+            starts=np.array([begin]), lengths=np.array([end - begin]),
+        )  # fmt: skip
+        if not self.config.sort:
+            order = np.argsort(np.where(indices < 0, len(x), indices), axis=1, kind="stable")
+            values, indices = (np.take_along_axis(a, order, axis=1) for a in (values, indices))
+        return values[0], indices[0].astype(np.int64)
+
+    def place(self, columns, begin, row, operands, table) -> np.ndarray:
+        local = columns - begin
+        match self.config.index.value:
+            case "column":
+                return columns
+            case "offset":
+                local = local + operands["offsets"][row]
+            case "page":
+                batch = int(operands["batches"][row]) if "batches" in operands else row
+                page = local >> self.config.page_bits
+                page = page + (operands["page_starts"][row] if "page_starts" in operands else 0)
+                held = (page >= 0) & (page < table[1]) & (0 <= batch < table[0]) & (columns >= 0)
+                line = operands["table"][batch * table[2] :][: table[1]]
+                inside = local & (2**self.config.page_bits - 1)
+                number = line[np.where(held, page, 0)].astype(np.int64)
+                return np.where(held, (number << self.config.page_bits) + inside, -1)
+        return np.where(columns < 0, -1, local)
+
+
+def empty(shape, strides, dtype):
+    """On a 256-byte boundary, as torch's allocator for GPUs does it."""
+    count = math.prod(shape)
+    memory = torch.empty(count + 256, dtype=dtype)
+    return memory[-memory.data_ptr() % 256 // memory.itemsize :][:count].view(shape)
+
+
+class StandIns:
+    """In place of `_launch._kernels`; remembers what would have been compiled."""
+
+    def __init__(self) -> None:
+        self.compiled: set[Any] = set()
+
+    def get(self, device: int, *kind: Any) -> StandIn:
+        self.compiled.add(kind)
+        return StandIn(*kind)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
+    made = StandIns()
+    monkeypatch.setattr(_launch, "_kernels", made)
+    monkeypatch.setattr(_launch, "calls", {})
+    monkeypatch.setattr(_launch, "unavailable", lambda device: None)
+    monkeypatch.setattr(_launch, "_current_stream", lambda device: 77)
+    monkeypatch.setattr(_launch, "_current_device", lambda: -1)
+    monkeypatch.setattr(_launch, "_empty", empty)
+    return made
+
+
+def launch(x, k, dim=-1, largest=True, sorted=True, lengths=None, starts=None, dtype=torch.int64):
+    dim = dim % x.ndim
+    return _launch.run(x, k, dim, largest, sorted, lengths, starts, dtype)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name) for c in CASES if kernel_dtypes(c) and c.k <= 4096]
+)
+def test_every_case_reaches_the_kernel_as_it_is(case: Case, stand_ins: StandIns) -> None:
+    storage = to_torch(case.storage())
+    x = storage.as_strided(case.shape, case.step, case.offset)
+    windows = [
+        None if w is None else torch.from_numpy(np.array(w)) for w in (case.lengths, case.starts)
+    ]
+    got = launch(x, case.k, case.axis, case.largest, case.sorted, *windows)
+    values, indices = (to_numpy(t) for t in got)
+    assert all(t.is_contiguous() for t in got)
+    expected = case.expected("torch")
+    if not case.sorted:
+        axis = case.axis % x.ndim
+        values, indices, *expected = by_column(values, indices, *expected, axis=axis)
+    oracle.assert_same((values, indices), tuple(expected))
+
+
+def by_column(values, indices, want_values, want_indices, *, axis):
+    """Both answers by ascending column, unfilled places last."""
+
+    def ordered(v, i):
+        order = np.argsort(np.where(i < 0, 2**31 - 1, i), axis=axis, kind="stable")
+        return np.take_along_axis(v, order, axis), np.take_along_axis(i, order, axis)
+
+    return (*ordered(values, indices), *ordered(want_values, want_indices))
+
+
+def test_shapes_and_strides_of_a_kind_share_a_kernel(stand_ins: StandIns) -> None:
+    storage = torch.randn(100_000)
+    for rows, columns, stride, offset in [(9, 1000, 1024, 0), (16, 900, 901, 3), (12, 7, 7, 64)]:
+        x = storage.as_strided((rows, columns), (stride, 1), offset)
+        values, indices = launch(x, 5)
+        oracle.assert_same(
+            (values.numpy(), indices.numpy()), oracle.top_k(x.numpy(), 5, order="torch")
+        )
+    assert len(stand_ins.compiled) == 1
+    assert len(_launch.calls) == 3
+
+
+def test_a_call_is_remembered_by_all_but_addresses(stand_ins: StandIns) -> None:
+    storage = torch.randn(4096)
+    for offset in (0, 1, 17, 64, 0):
+        x = storage[offset:].as_strided((3, 50), (60, 1))
+        values, _ = launch(x, 4)
+        np.testing.assert_array_equal(values.numpy(), torch.topk(x, 4).values.numpy())
+    assert len(_launch.calls) == 1
+
+
+def test_remembered_calls_are_bounded(stand_ins: StandIns, monkeypatch) -> None:
+    monkeypatch.setattr(_launch, "CALLS", 3)
+    for n in range(10, 20):
+        launch(torch.randn(2, n), 4)
+        assert len(_launch.calls) <= 3
+
+
+def test_windows_that_are_strided_or_misaligned_are_read_right(stand_ins: StandIns) -> None:
+    x = torch.randn(4, 100)
+    numbers = torch.tensor([7, 50, 7, 60, 7, 70, 7, 80, 7])
+    for lengths in (numbers[1::2], numbers[1:5].to(torch.int32)):
+        got = [t.numpy() for t in launch(x, 90, lengths=lengths)]
+        want = oracle.top_k(x.numpy(), 90, order="torch", lengths=lengths.numpy())
+        oracle.assert_same(tuple(got), want)
+
+
+def test_nothing_is_launched_for_empty_results(stand_ins: StandIns) -> None:
+    for x, k in ((torch.randn(3, 9), 0), (torch.randn(0, 9), 4)):
+        values, indices = launch(x, k)
+        assert values.shape == indices.shape == (len(x), k)
+    assert not stand_ins.compiled
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "sorted"),
+    [(torch.randn(2, 50, dtype=torch.float64), 4, True), (torch.randn(1, 5000), 4097, True)],
+    ids=["64-bit", "sorts-too-many"],
+)
+def test_what_goes_by_jax(x, k, sorted, stand_ins: StandIns) -> None:
+    assert launch(x, k, sorted=sorted) is None
+    assert not stand_ins.compiled
+
+
+def test_another_device_is_made_current_for_the_call(stand_ins, monkeypatch) -> None:
+    current = [3]
+
+    @contextlib.contextmanager
+    def device(index):
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(_launch, "_current_device", lambda: current[0])
+    monkeypatch.setattr(_launch, "_current_stream", lambda index: 77 if current == [-1] else 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    launch(torch.randn(2, 9), 4)
+    assert current == [3]
+
+
+def test_threads_compile_a_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Slow:
+        def __init__(self, module, device):
+            threading.Event().wait(0.05)
+            made.append(module)
+
+        def unload(self): ...
+
+    monkeypatch.setattr(pallas_kernels, "Kernel", Slow)
+    monkeypatch.setattr(_launch, "_module", lambda *kind: b"")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(_launch, "_capture_allowing_loads", contextlib.nullcontext)
+    monkeypatch.setattr(atexit, "register", lambda function: None)
+    kernels = _launch._Kernels()
+    got: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: got.append(kernels.get(-1, "config", "x", True, "i", ())))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1 and len(got) == 8 and len(set(map(id, got))) == 1
+
+
+def test_an_unknown_jaxlib_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pallas_kernels import _compat
+
+    monkeypatch.setattr(_compat, "JAXLIB", (99, 0, 0))
+    _launch._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"may call kernels in another way.*by DLPack"):
+        assert _launch.unavailable(0) is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _launch.unavailable(0) is not None
