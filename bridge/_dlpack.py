@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from bridge import _checks
+from bridge._checks import dtype_name
 from jtopk import StridedRows, _check, _strides
 
 CPU_ALIGNMENT = 64
@@ -123,33 +125,24 @@ def alignment(tensor: torch.Tensor) -> int:
     return CPU_ALIGNMENT if tensor.device.type == "cpu" else GPU_ALIGNMENT
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
-    """The dtype's name, the same in torch, NumPy and JAX."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raises ValueError unless the tensor is plain memory on a device JAX sees.
 
     And RuntimeError under CUDA graph capture, which JAX's runtime cannot join.
     """
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{name} is sparse (layout {tensor.layout}); expected a strided tensor")
-    if tensor.is_quantized:
-        raise ValueError(f"{name} is quantised ({tensor.dtype}); call .dequantize() first")
-    if tensor.is_conj():
-        raise ValueError(f"{name} is a conjugate view; call .resolve_conj() first")
-    if tensor.is_neg():
-        raise ValueError(f"{name} is a negative view; call .resolve_neg() first")
+    _checks.plain(name, tensor)
+    check_visible(name, tensor)
+
+
+def check_visible(name: str, tensor: torch.Tensor) -> None:
+    """The part of `check_tensor` that asks JAX's runtime."""
     device = tensor.device
-    if device.type == "meta":
-        raise ValueError(f"{name} is a meta tensor, which has no memory; expected real values")
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name} is on {device}, which JAX does not see; expected cpu or cuda")
-    if device.type == "cuda" and device.index not in _cuda_devices():
+    if device.type == "cpu":
+        return
+    if device.index not in _cuda_devices():
         seen = ", ".join(f"cuda:{i}" for i in sorted(_cuda_devices())) or "no CUDA device"
         raise ValueError(f"{name} is on {device}, which JAX does not see (it sees {seen})")
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{name} goes by DLPack to JAX's runtime, which a CUDA graph cannot capture; "
             "call outside torch.cuda.graph"

@@ -48,6 +48,11 @@ _empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_by_torch
 _WORDS = {torch.int32: 1, torch.int64: 2}
 
 
+def takes(input: torch.Tensor) -> bool:
+    """Whether a tensor is of the kind that is launched natively."""
+    return input.is_cuda
+
+
 def unavailable(device: int) -> str | None:
     """Why tensors on this CUDA device go by DLPack to JAX instead, or None."""
     reason = pallas_kernels.unavailable()
@@ -89,6 +94,29 @@ def run(
         remember(key, call)
     values, indices = call(input, starts, lengths)
     return values, indices
+
+
+def run_into(
+    out: tuple[torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    k: int,
+    dim: int,
+    largest: bool,
+    sorted: bool,
+    lengths: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    index_dtype: torch.dtype,
+) -> bool:
+    """The same into `out`, checked; False where it has to go by JAX."""
+    key = call_key(input, k, dim, largest, sorted, lengths, starts, index_dtype)
+    operands = {"starts": starts, "lengths": lengths}
+    call = calls.get(key) or prepare(input, k, dim, largest, sorted, operands, index_dtype)
+    if call is None:
+        return False
+    remember(key, call)
+    remember((*key, *(tensor_key(tensor) for tensor in out)), call)
+    call.into(out, input, starts, lengths)
+    return True
 
 
 def call_key(

@@ -1,15 +1,14 @@
-"""Top-k of torch tensors: torch's order of values, JAX's kernel, no copy of the input."""
+"""Top-k of torch tensors in torch's order of values: the public function."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 import torch
+from torch.autograd import forward_ad
 
-from bridge import _dlpack
-from jtopk import TopK, _api, _check, _strides
-from jtopk._order import Order
+from bridge import _checks, _execute, _launch, _operator
+from jtopk import TopK
 
 
 def top_k(
@@ -55,144 +54,69 @@ def top_k(
         device; out that overlaps the input or itself.
       RuntimeError: the call is being captured in a CUDA graph, which JAX's runtime cannot join.
     """
+    if torch.compiler.is_compiling():
+        if out is not None:
+            raise NotImplementedError("out is not traced by torch.compile; leave it to the graph")
+        return TopK(
+            *torch.ops.jtopk.top_k(
+                input, k, dim, largest, sorted, lengths, starts, index_dtype
+            )
+        )  # fmt: skip
+    if type(input) is torch.Tensor and type(k) is type(dim) is int and _eager(input):
+        call = _remembered(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
+        if call is not None:
+            if out is None:
+                return TopK(*call(input, starts, lengths))
+            if _checks.apart(input, *out):
+                call.into(out, input, starts, lengths)
+                return TopK(*out)
+    return _checked(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
+
+
+def _eager(input: torch.Tensor) -> bool:
+    """Whether nothing but this call has to know of the tensor: no gradient, transform or mode."""
+    return not (
+        (input.requires_grad and torch.is_grad_enabled())
+        or forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _remembered(
+    input: Any, k: int, dim: int, largest: Any, sorted: Any, lengths: Any, starts: Any,
+    index_dtype: Any, out: Any,
+) -> _launch.Call | None:  # fmt: skip
+    """A call whose arguments passed the checks before, addresses aside."""
+    try:
+        if input.is_neg():
+            return None
+        key = _launch.call_key(
+            input, k, dim if dim >= 0 else dim + input.ndim, largest, sorted, lengths, starts,
+            index_dtype,
+        )  # fmt: skip
+        if out is not None:
+            values, indices = out
+            key = (*key, _launch.tensor_key(values), _launch.tensor_key(indices))
+        return _launch.calls.get(key)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # an argument is no plain tensor: the checks find words for it
+
+
+def _checked(
+    input: Any, k: Any, dim: Any, largest: Any, sorted: Any, lengths: Any, starts: Any,
+    index_dtype: Any, out: Any,
+) -> TopK:  # fmt: skip
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input is a {type(input).__name__}; expected a torch.Tensor")
-    _dlpack.check_tensor("input", input)
-    _check.dtype(_dlpack.dtype_name(input), argument="input", x64=jax.config.jax_enable_x64)
-    shape = tuple(input.shape)
-    dim = _check.axis(dim, shape, argument="dim", of="input")
-    columns = shape[dim]
-    _check.columns(columns, of="input")
-    k = _check.k(k, columns, has_lengths=lengths is not None)
-    if index_dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"index_dtype is {index_dtype}; expected torch.int64 or torch.int32")
-    row_shape = shape[:dim] + shape[dim + 1 :]
-    _check_numbers("lengths", lengths, input, row_shape)
-    _check_numbers("starts", starts, input, row_shape)
-    differentiate = torch.is_grad_enabled() and input.requires_grad
+    _checks.plain("input", input)
+    k, dim = _checks.call(input, k, dim, lengths, starts, index_dtype)
+    arguments = (input, k, dim, bool(largest), bool(sorted), lengths, starts, index_dtype)
     if out is not None:
-        if differentiate:
+        if input.requires_grad and torch.is_grad_enabled():
             raise ValueError("out cannot be given for an input that requires grad")
-        _check_out(out, input, (*shape[:dim], k, *shape[dim + 1 :]), index_dtype)
-
-    options = (k, dim, bool(largest), bool(sorted), lengths, starts, index_dtype)
-    if differentiate:
-        return TopK(*_Differentiable.apply(input, *options))
-    values, indices = _run(input.detach(), *options)
-    if out is None:
-        return TopK(values, indices)
-    out[0].copy_(values)
-    out[1].copy_(indices)
-    return TopK(*out)
-
-
-def _run(
-    input: torch.Tensor,
-    k: int,
-    dim: int,
-    largest: bool,
-    sorted: bool,
-    lengths: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    index_dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    columns = input.shape[dim]
-    values, indices = _api.top_k_ordered(
-        _dlpack.to_jax(input), k, axis=dim, largest=largest, sorted=sorted,
-        lengths=_import_numbers(lengths, columns), starts=_import_numbers(starts, columns),
-        backend=None, order=Order.TORCH,
-    )  # fmt: skip
-    return _dlpack.to_torch(values), _dlpack.to_torch(indices).to(index_dtype)
-
-
-def _import_numbers(numbers: torch.Tensor | None, columns: int) -> jax.Array | None:
-    """`lengths` or `starts` as an int32 array; by torch operations only, on its device."""
-    if numbers is None:
-        return None
-    numbers = numbers.detach()
-    if numbers.dtype == torch.int64:
-        numbers = numbers.clamp(0, columns).to(torch.int32)
-    if not numbers.is_contiguous() or numbers.data_ptr() % _dlpack.alignment(numbers):
-        numbers = numbers.clone(memory_format=torch.contiguous_format)
-    imported = _dlpack.import_array(numbers)
-    assert isinstance(imported, jax.Array)
-    return imported
-
-
-class _Differentiable(torch.autograd.Function):
-    """The gradient of values scatters to the columns they came from; indices have none."""
-
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        values, indices = _run(input.detach(), *options)
-        ctx.mark_non_differentiable(indices)
-        ctx.save_for_backward(indices)
-        ctx.shape, ctx.dim = input.shape, options[1]
-        return values, indices
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        (indices,) = ctx.saved_tensors
-        dim, columns = ctx.dim, ctx.shape[ctx.dim]
-        # Unfilled places (index -1) go to a column of their own, which is then cut off.
-        column = torch.where(indices < 0, columns, indices.long())
-        wide = list(ctx.shape)
-        wide[dim] = columns + 1
-        scattered = gradients[0].new_zeros(wide).scatter(dim, column, gradients[0])
-        return (scattered.narrow(dim, 0, columns), *[None] * 7)
-
-
-def _check_numbers(
-    name: str, numbers: Any, input: torch.Tensor, row_shape: tuple[int, ...]
-) -> None:
-    if numbers is None:
-        return
-    if not isinstance(numbers, torch.Tensor):
-        raise ValueError(
-            f"{name} is {numbers!r}, a {type(numbers).__name__}; expected a torch.Tensor of "
-            f"int32 or int64 on {input.device}"
-        )
-    _dlpack.check_tensor(name, numbers)
-    _check.row_numbers(name, tuple(numbers.shape), _dlpack.dtype_name(numbers), row_shape)
-    if numbers.device != input.device:
-        raise ValueError(f"{name} is on {numbers.device}; expected input's device {input.device}")
-
-
-def _check_out(out: Any, input: torch.Tensor, shape: tuple[int, ...], index_dtype: Any) -> None:
-    try:
-        values, indices = out
-    except (TypeError, ValueError):
-        raise ValueError("out must be a pair of tensors (values, indices)") from None
-    for name, tensor, dtype in (
-        ("values", values, input.dtype),
-        ("indices", indices, index_dtype),
-    ):
-        name = f"out {name}"
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {shape}")
-        if tensor.dtype != dtype:
-            raise ValueError(f"{name} has dtype {tensor.dtype}; expected {dtype}")
-        if tensor.device != input.device:
-            raise ValueError(f"{name} is on {tensor.device}; expected {input.device}")
-        _dlpack.check_tensor(name, tensor)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name} requires grad; expected a tensor that does not")
-        if _strides.overlaps_itself(shape, tensor.stride()):
-            raise ValueError(f"{name} has strides {tensor.stride()} and overlaps itself")
-        if _overlap(tensor, input):
-            raise ValueError(f"{name} overlaps the input's memory")
-    if _overlap(values, indices):
-        raise ValueError("out values and out indices overlap each other")
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the spans of memory meet; interleaved views count, as telling them apart is hard."""
-    if a.device != b.device:
-        return False
-    (a_first, a_end), (b_first, b_end) = (
-        (t.data_ptr(), t.data_ptr() + _strides.span(t.shape, t.stride()) * t.itemsize)
-        for t in (a, b)
-    )
-    return max(a_first, b_first) < min(a_end, b_end)
+        _checks.out(out, input, (*input.shape[:dim], k, *input.shape[dim + 1 :]), index_dtype)
+        return TopK(*_execute.run_into(out, *arguments))
+    if _eager(input):
+        return TopK(*_execute.run(*arguments))
+    return TopK(*_operator.top_k(*arguments))

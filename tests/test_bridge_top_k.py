@@ -155,13 +155,13 @@ def test_lengths_that_are_no_plain_tensor(name, nothing_launched):
 
 def test_input_is_read_in_place(monkeypatch):
     seen = []
-    original = bridge._top_k._api.top_k_ordered
+    original = bridge._execute._api.top_k_ordered
 
     def record(operand, *args, **kwargs):
         seen.append(operand.buffer.unsafe_buffer_pointer())
         return original(operand, *args, **kwargs)
 
-    monkeypatch.setattr(bridge._top_k._api, "top_k_ordered", record)
+    monkeypatch.setattr(bridge._execute._api, "top_k_ordered", record)
     x = padded()
     bridge.top_k(x, 5)
     assert seen == [x.data_ptr()]
@@ -177,14 +177,16 @@ def test_numbers_and_out_on_the_wrong_device():
 
 
 @pytest.mark.gpu
-def test_capture_is_refused_with_words():
+def test_capture_of_what_goes_by_jax_is_refused_with_words():
     x = padded("cuda")
-    bridge.top_k(x, 5)
+    wide = torch.arange(6000.0, device="cuda")
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Of this thread only: JAX's own may still be busy, and a global capture forbids them CUDA.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         y = x + 1
         with pytest.raises(RuntimeError, match="CUDA graph cannot capture"):
-            bridge.top_k(x, 5)
+            bridge.top_k(wide, 5000)  # more than the kernel sorts
         with pytest.raises(RuntimeError, match="CUDA graph cannot capture"):
             bridge.jit(lambda x: x.dense())(x)
     graph.replay()

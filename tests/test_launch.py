@@ -20,6 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import bridge
 import oracle
 import pallas_kernels
 from cases import CASES, Case
@@ -28,7 +29,7 @@ from faces import kernel_dtypes, to_numpy, to_torch
 if reason := pallas_kernels.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
-from bridge import _launch
+from bridge import _dlpack, _launch
 
 
 def memory(address: int, count: int, dtype: Any) -> np.ndarray:
@@ -301,3 +302,76 @@ def test_an_unknown_jaxlib_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert _launch.unavailable(0) is not None
+
+
+@pytest.fixture
+def native(stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch) -> StandIns:
+    """Tensors of the CPU are launched by `bridge.top_k`, on stand-ins."""
+    monkeypatch.setattr(_launch, "takes", lambda input: True)
+
+    def imported(*args, **kwargs):
+        pytest.fail("the call went by DLPack")
+
+    monkeypatch.setattr(_dlpack, "to_jax", imported)
+    return stand_ins
+
+
+def test_the_function_remembers_calls(native: StandIns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call of a kind skips the checks; an argument that would fail them never does."""
+    x = torch.randn(6, 40)[:, :33]
+    lengths = torch.tensor([0, 3, 33, 40, 5, 6])
+    first = bridge.top_k(x, 40, -1, lengths=lengths)
+    want = oracle.top_k(x.numpy(), 40, order="torch", lengths=lengths.numpy())
+    oracle.assert_same(tuple(t.numpy() for t in first), want)
+
+    def checked(*args):
+        raise AssertionError("checked again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bridge._top_k, "_checked", checked)
+        for dim in (-1, 1):
+            again = bridge.top_k(x, 40, dim, lengths=lengths)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        for other in (
+            {"k": 41}, {"dim": 0}, {"largest": False}, {"sorted": False}, {"lengths": None},
+            {"lengths": lengths.int()}, {"lengths": lengths[:5]}, {"starts": lengths},
+            {"index_dtype": torch.int32}, {"k": 40.0}, {"dim": 1.0}, {"lengths": [1] * 6},
+            {"input": x.double()}, {"input": x[:5]}, {"input": x.clone()},
+            {"input": x.to_sparse()}, {"input": torch.nn.Parameter(x)}, {"input": x.numpy()},
+            {"out": first}, {"lengths": lengths.to_sparse()}, {"index_dtype": []},
+        ):  # fmt: skip
+            arguments = {"input": x, "k": 40, "dim": 1, "lengths": lengths, **other}
+            with pytest.raises(AssertionError, match="checked again"):
+                bridge.top_k(**arguments)
+
+
+def test_out_is_written_directly(native: StandIns) -> None:
+    x = torch.randn(6, 40)[:, :33]
+    want = oracle.top_k(x.numpy(), 5, order="torch")
+    memory = torch.zeros(200), torch.zeros(200, dtype=torch.int64)
+    for first in (0, 1, 64):
+        for _ in range(2):
+            out = tuple(m[first : first + 30].view(6, 5) for m in memory)
+            for tensor in out:
+                tensor.zero_()
+            got = bridge.top_k(x, 5, out=out)
+            assert got.values is out[0] and got.indices is out[1]
+            oracle.assert_same(tuple(t.numpy() for t in out), want)
+
+
+def test_out_with_strides_is_written_through_them(native: StandIns) -> None:
+    x = torch.randn(6, 40)[:, :33]
+    out = torch.zeros(6, 10)[:, ::2], torch.zeros(5, 6, dtype=torch.int64).t()
+    for _ in range(2):
+        bridge.top_k(x, 5, out=out)
+        oracle.assert_same(tuple(t.numpy() for t in out), oracle.top_k(x.numpy(), 5, order="torch"))
+
+
+def test_out_over_the_input_is_refused_every_time(native: StandIns) -> None:
+    """The same shapes and strides as a remembered call, at another address."""
+    memory = torch.randn(400)
+    x = memory[:200].view(4, 50)
+    indices = torch.zeros(4, 5, dtype=torch.int64)
+    bridge.top_k(x, 5, out=(memory[200:220].view(4, 5), indices))
+    with pytest.raises(ValueError, match="out values overlaps the input"):
+        bridge.top_k(x, 5, out=(memory[190:210].view(4, 5), indices))
