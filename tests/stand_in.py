@@ -110,7 +110,9 @@ class StandIn:
                 page = local >> self.config.page_bits
                 page = page + (operands["page_starts"][row] if "page_starts" in operands else 0)
                 held = (page >= 0) & (page < table[1]) & (0 <= batch < table[0]) & (columns >= 0)
-                line = operands["table"][batch * table[2] :][: table[1]]
+                line = np.zeros(1, np.int32)
+                if 0 <= batch < table[0]:
+                    line = operands["table"][batch * table[2] :][: table[1]]
                 inside = local & (2**self.config.page_bits - 1)
                 number = line[np.where(held, page, 0)].astype(np.int64)
                 return np.where(held, (number << self.config.page_bits) + inside, -1)
