@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
-from jtopk import _backend, _check, _mosaic, _plan, _strides, _xla
+from jtopk import _backend, _check, _mosaic, _plan, _strides, _transforms, _xla
 from jtopk._order import Order
 from jtopk._strided_rows import StridedRows
 
@@ -19,6 +20,9 @@ class TopK(NamedTuple):
 
     values: Any
     indices: Any
+
+
+export.register_namedtuple_serialization(TopK, serialized_name="jtopk.TopK")
 
 
 def top_k(
@@ -85,7 +89,7 @@ def top_k_ordered(
 ) -> TopK:
     """`top_k` under a given order of values; the torch face comes in here."""
     if not isinstance(operand, StridedRows):
-        operand = _as_array("operand", operand)
+        operand = as_array("operand", operand)
     _check.dtype(str(operand.dtype), argument="operand", x64=jax.config.jax_enable_x64)
     axis = _check.axis(axis, operand.shape, argument="axis", of="operand")
     columns = operand.shape[axis]
@@ -93,9 +97,9 @@ def top_k_ordered(
     k = _check.k(k, columns, has_lengths=lengths is not None)
     row_shape = operand.shape[:axis] + operand.shape[axis + 1 :]
     if lengths is not None:
-        lengths = _row_numbers("lengths", lengths, row_shape, columns)
+        lengths = row_numbers("lengths", lengths, row_shape, columns)
     if starts is not None:
-        starts = _row_numbers("starts", starts, row_shape, columns)
+        starts = row_numbers("starts", starts, row_shape, columns)
     chosen = _backend.choose(
         backend, operand.buffer if isinstance(operand, StridedRows) else operand
     )
@@ -106,7 +110,7 @@ def top_k_ordered(
     return TopK(values, indices)
 
 
-def _as_array(name: str, x: Any) -> jax.Array:
+def as_array(name: str, x: Any) -> jax.Array:
     """`jnp.asarray`, but a 64-bit value is refused where JAX would narrow it without a word."""
     if not isinstance(x, jax.Array) and not jax.config.jax_enable_x64:
         for leaf in jax.tree.leaves(x):
@@ -116,7 +120,7 @@ def _as_array(name: str, x: Any) -> jax.Array:
     return jnp.asarray(x)
 
 
-def _row_numbers(name: str, x: Any, row_shape: tuple[int, ...], columns: int) -> jax.Array:
+def row_numbers(name: str, x: Any, row_shape: tuple[int, ...], columns: int) -> jax.Array:
     """`lengths` or `starts` as an array of integers, still to be clamped on the device."""
     if isinstance(x, jax.Array):
         _check.row_numbers(name, x.shape, str(x.dtype), row_shape)
@@ -154,30 +158,34 @@ def _top_k(
             operand.reshape(-1),
             _strides.row_view(operand.shape, _strides.dense_strides(operand.shape), 0, axis),
         )
-    if view.columns == 0:
-        buffer = jnp.zeros(1, buffer.dtype)  # nothing is read, but no kernel takes no buffer
 
-    def xla(buffer, starts, lengths):
+    def xla(view, buffer, starts, lengths):
         return _xla.top_k(
             buffer, view, k, largest=largest, order=order, starts=starts, lengths=lengths
         )
 
-    def kernel(buffer, starts, lengths, interpret=False):
+    def kernel(view, buffer, starts, lengths, interpret=False):
         return _mosaic.top_k(
             buffer, view, k, largest=largest, sorted=sorted, order=order,
             starts=starts, lengths=lengths, interpret=interpret,
         )  # fmt: skip
 
-    if k == 0 or view.rows == 0 or backend == "xla":
-        values, indices = xla(buffer, starts, lengths)
-    elif backend == "interpret":
-        values, indices = kernel(buffer, starts, lengths, interpret=True)
-    elif backend == "mosaic_gpu":
-        values, indices = kernel(buffer, starts, lengths)
-    elif _plan.unsupported(buffer.dtype) is not None:
-        values, indices = xla(buffer, starts, lengths)
-    else:
-        values, indices = jax.lax.platform_dependent(
-            buffer, starts, lengths, cuda=kernel, default=xla
-        )
+    def run(view, buffer, starts, lengths):
+        if view.columns == 0:
+            buffer = jnp.zeros(1, buffer.dtype)  # nothing is read, but no kernel takes no buffer
+        arguments = (view, buffer, starts, lengths)
+        if k == 0 or view.rows == 0 or backend == "xla":
+            return xla(*arguments)
+        if backend == "interpret":
+            return kernel(*arguments, interpret=True)
+        if backend == "mosaic_gpu":
+            return kernel(*arguments)
+        if _plan.unsupported(buffer.dtype) is not None:
+            return xla(*arguments)
+        return jax.lax.platform_dependent(
+            buffer, starts, lengths,
+            cuda=functools.partial(kernel, view), default=functools.partial(xla, view),
+        )  # fmt: skip
+
+    values, indices = _transforms.top_k(run, view, buffer, starts, lengths)
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis)

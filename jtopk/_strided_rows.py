@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from jtopk import _strides
 
@@ -94,6 +96,20 @@ class StridedRows:
         (self.buffer,) = leaves
         self.shape, self.strides, self.offset = static
         return self
+
+
+export.register_pytree_node_serialization(
+    StridedRows,
+    serialized_name="jtopk.StridedRows",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=lambda text: _static(*json.loads(text)),
+)
+
+
+def _static(
+    shape: list[int], strides: list[int], offset: int
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return tuple(shape), tuple(strides), offset
 
 
 def _integers(name: str, numbers: Sequence[int]) -> tuple[int, ...]:

@@ -14,6 +14,9 @@ import pytest
 import pallas_kernels
 from jtopk import _api, _backend
 
+# Devices of the CPU for tests over meshes; all else runs on the first.
+jax.config.update("jax_num_cpu_devices", 8)
+
 
 @functools.cache
 def no_gpu() -> str | None:

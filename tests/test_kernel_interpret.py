@@ -98,7 +98,7 @@ def test_numbers_as_parameters_and_windows_of_both_widths(dtype):
     x = np.lib.stride_tricks.as_strided(flat[offset:], (rows, columns), (4 * stride, 4))
     big = np.iinfo(dtype).max
     starts = np.array([-big - 1, 100, 650], dtype)
-    lengths = np.array([big, 50, big], dtype)
+    lengths = np.array([min(big, 2**31 + 5), 50, big], dtype)
     view = _strides.RowView((rows,), (stride,), columns, 1, 0)
     kernel = _mosaic.kernel_for(
         np.dtype(np.float32), view, k, largest=True, sorted=True, order=Order.TOTAL
@@ -144,7 +144,7 @@ def test_what_is_written_for_a_column(kind, sorted):
     flat = rng.standard_normal(rows * stride).astype(np.float32)
     x = np.lib.stride_tricks.as_strided(flat, (rows, columns), (4 * stride, 4))
     starts = np.array([0, 10, 290, 0, 5, 100], np.int32)
-    ends = np.array([300, 60, 400, 0, 300, 300], np.int32)
+    ends = np.array([300, 60, 400, 0, 300, 50], np.int32)
     table = rng.integers(0, 1000, (4, 50)).astype(np.int32)
     operands = {
         "starts": starts, "lengths": ends, "offsets": rng.integers(0, 10**6, rows, np.int32),
