@@ -97,7 +97,7 @@ def run(
 
 
 def run_into(
-    out: tuple[torch.Tensor, torch.Tensor],
+    out: Sequence[torch.Tensor],
     input: torch.Tensor,
     k: int,
     dim: int,
@@ -114,9 +114,20 @@ def run_into(
     if call is None:
         return False
     remember(key, call)
-    remember((*key, *(tensor_key(tensor) for tensor in out)), call)
-    call.into(out, input, starts, lengths)
-    return True
+    return write(call, (*key, *map(tensor_key, out)), out, input, starts, lengths)
+
+
+def write(
+    call: Call,
+    key: tuple[Any, ...],
+    outputs: Sequence[torch.Tensor],
+    input: torch.Tensor,
+    *operands: torch.Tensor | None,
+) -> bool:
+    """Writes a call's answer to checked outputs, and keeps how for others of the same key."""
+    into = Into(call, outputs)
+    remember(key, into)
+    return into(outputs, input, *operands)
 
 
 def call_key(
@@ -143,7 +154,7 @@ def tensor_key(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
 
 
-def remember(key: tuple[Any, ...], call: Call) -> None:
+def remember(key: tuple[Any, ...], call: Call | Into) -> None:
     """Keeps a call, whose arguments passed every check, for tensors of the same key."""
     if len(calls) >= CALLS:
         calls.clear()
@@ -223,30 +234,17 @@ class Call:
 
     def __call__(
         self, input: torch.Tensor, *operands: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Sequence[torch.Tensor]:
         """What the kernel writes, fresh and contiguous. Operands in the kernel's order."""
         if _current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self(input, *operands)
-        outputs = tuple(_empty(self.shape, self.strides, dtype) for dtype in self.dtypes)
+        shape, strides = self.shape, self.strides
+        outputs = [_empty(shape, strides, dtype) for dtype in self.dtypes]
         self.launch(input, operands, outputs)
         if self.moved_to is None:
             return outputs
-        return tuple(output.movedim(-1, self.moved_to).contiguous() for output in outputs)
-
-    def into(
-        self,
-        outputs: Sequence[torch.Tensor],
-        input: torch.Tensor,
-        *operands: torch.Tensor | None,
-    ) -> None:
-        """Writes to `outputs`, of the right shape and dtypes but with any strides."""
-        direct = self.moved_to is None and all(output.is_contiguous() for output in outputs)
-        if direct and _current_device() == self.device:
-            self.launch(input, operands, outputs)
-        else:
-            for output, written in zip(outputs, self(input, *operands), strict=True):
-                output.copy_(written)
+        return [output.movedim(-1, self.moved_to).contiguous() for output in outputs]
 
     def launch(
         self,
@@ -262,7 +260,7 @@ class Call:
         numbers = self._shifted.get(lead) or self._shift(lead)
         # A name keeps what was copied alive until it is launched.
         dense = [_dense(operand) for operand in operands if operand is not None]
-        self.kernel(
+        self.kernel.launch(
             _current_stream(self.device),
             self._pack(
                 address - lead,
@@ -272,6 +270,10 @@ class Call:
             ),
         )
 
+    def span(self) -> int:
+        """Bytes from the first to the last element of the input that a row holds."""
+        return pallas_kernels.span_of_numbers(self._numbers) * self.itemsize if self._numbers else 0
+
     def _shift(self, lead: int) -> tuple[int, ...]:
         """The numbers as parameters, for a view that begins `lead` bytes into its buffer."""
         moved = pallas_kernels.move_numbers(self._numbers, lead // self.itemsize)
@@ -280,8 +282,41 @@ class Call:
         return shifted
 
 
-calls: dict[tuple[Any, ...], Call] = {}
-"""Calls by `call_key`. Only what passed every check is in here."""
+class Into:
+    """A call that writes to given tensors of certain shapes, dtypes and strides."""
+
+    def __init__(self, call: Call, outputs: Sequence[torch.Tensor]):
+        self._call = call
+        self._direct = call.moved_to is None and all(t.is_contiguous() for t in outputs)
+        self._reach = [_strides.span(t.shape, t.stride()) * t.itemsize for t in outputs]
+        self._span = call.span()
+
+    def __call__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        input: torch.Tensor,
+        *operands: torch.Tensor | None,
+    ) -> bool:
+        """Writes to `outputs`; False, and nothing written, if they overlap or cannot be written."""
+        ends = [(input.data_ptr(), self._span)]
+        for output, reach in zip(outputs, self._reach, strict=True):
+            first = output.data_ptr()
+            for other, length in ends:
+                if first < other + length and other < first + reach:
+                    return False
+            if output.requires_grad or output.is_neg():
+                return False
+            ends.append((first, reach))
+        if self._direct and _current_device() == self._call.device:
+            self._call.launch(input, operands, outputs)
+        else:
+            for output, written in zip(outputs, self._call(input, *operands), strict=True):
+                output.copy_(written)
+        return True
+
+
+calls: dict[tuple[Any, ...], Any] = {}
+"""`Call` by `call_key`, `Into` by that and its outputs'. Only what passed every check is here."""
 
 
 class _Kernels:

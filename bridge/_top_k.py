@@ -67,8 +67,7 @@ def top_k(
         if call is not None:
             if out is None:
                 return TopK(*call(input, starts, lengths))
-            if _checks.apart(input, *out):
-                call.into(out, input, starts, lengths)
+            if call(out, input, starts, lengths):
                 return TopK(*out)
     return _checked(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
 
@@ -86,8 +85,8 @@ def _eager(input: torch.Tensor) -> bool:
 def _remembered(
     input: Any, k: int, dim: int, largest: Any, sorted: Any, lengths: Any, starts: Any,
     index_dtype: Any, out: Any,
-) -> _launch.Call | None:  # fmt: skip
-    """A call whose arguments passed the checks before, addresses aside."""
+) -> Any:  # fmt: skip
+    """A `_launch.Call`, or `Into` for `out`: its arguments passed the checks, addresses aside."""
     try:
         if input.is_neg():
             return None

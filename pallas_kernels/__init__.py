@@ -7,10 +7,11 @@ clamp_window = _window.clamp
 move_numbers = _record.move
 pack_numbers = _record.pack
 row_numbers = _record.numbers
+span_of_numbers = _record.span
 
 __all__ = [
     "clamp_window", "launch_unavailable", "move_numbers", "pack_numbers", "row_numbers",
-    "unavailable",
+    "span_of_numbers", "unavailable",
 ]  # fmt: skip
 
 if unavailable() is None:

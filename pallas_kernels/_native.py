@@ -65,20 +65,14 @@ def lower(
 
 
 class Kernel:
-    """A kernel loaded on one device. `kernel(stream, addresses)` launches it.
+    """A kernel loaded on one device.
 
-    `stream` is a CUDA stream's handle, `addresses` the operands' as native 64-bit integers in
-    `bytes`. A launch neither waits nor allocates, and a CUDA graph can capture it. One that the
-    driver refuses ends the process: JAX has compiled the launch function so.
+    `launch(stream, addresses)` takes a CUDA stream's handle and the operands' addresses as native
+    64-bit integers in `bytes`. It neither waits nor allocates, and a CUDA graph can capture it. One
+    that the driver refuses ends the process: JAX has compiled the launch function so. `unload()`
+    frees the code, which nothing may still be running or about to run.
     """
 
     def __init__(self, module: bytes, device: int):
         """Compiles `module` for the current CUDA device, which is `device`."""
-        self._launch, self._unload = _compat.load_kernel(module, device)
-
-    def __call__(self, stream: int, addresses: bytes) -> None:
-        self._launch(stream, addresses)
-
-    def unload(self) -> None:
-        """Frees the compiled code, which nothing may still be running or about to run."""
-        self._unload()
+        self.launch, self.unload = _compat.load_kernel(module, device)

@@ -78,6 +78,11 @@ def move(words: Sequence[int], by: int) -> list[int]:
     return moved
 
 
+def span(words: Sequence[int]) -> int:
+    """Elements from the first to the last that a row holds."""
+    return words[END] - words[OFFSET]
+
+
 def count(row_dims: int) -> int:
     """How many numbers there are."""
     return ROW_DIMS + 2 * row_dims

@@ -37,7 +37,7 @@ class StandIn:
         self.index_dtype = np.dtype(index_dtype)
         self.words = dict(words)
 
-    def __call__(self, stream: int, packed: bytes) -> None:
+    def launch(self, stream: int, packed: bytes) -> None:
         assert stream == STREAM
         addresses = np.frombuffer(packed, np.uint64).tolist()
         base = addresses.pop(0)

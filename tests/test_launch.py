@@ -246,3 +246,17 @@ def test_out_over_the_input_is_refused_every_time(native: StandIns) -> None:
     bridge.top_k(x, 5, out=(memory[200:220].view(4, 5), indices))
     with pytest.raises(ValueError, match="out values overlaps the input"):
         bridge.top_k(x, 5, out=(memory[190:210].view(4, 5), indices))
+
+
+def test_out_that_may_not_be_written_is_refused_every_time(native: StandIns) -> None:
+    """What shape and strides do not say of a tensor."""
+    x = torch.randn(4, 50)
+    indices = torch.zeros(4, 5, dtype=torch.int64)
+    bridge.top_k(x, 5, out=(torch.zeros(4, 5), indices))
+    with pytest.raises(ValueError, match="out values requires grad"):
+        bridge.top_k(x, 5, out=(torch.zeros(4, 5, requires_grad=True), indices))
+    bridge.top_k(x, 5, out=(torch.zeros(4, 10)[:, ::2], indices))
+    negative = torch.zeros(4, 5, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    with pytest.raises(ValueError, match="out values is a negative view"):
+        bridge.top_k(x, 5, out=(negative, indices))

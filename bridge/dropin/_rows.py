@@ -100,22 +100,19 @@ def _launched(
         k, window.lengths_are_ends, window.group, places.kind, places.page_bits,
         *map(_launch.tensor_key, (input, *operands.values(), *outputs)),
     )  # fmt: skip
-    call = _launch.calls.get(key)
-    if call is None:
-        if _launch.unavailable(input.get_device()) is not None:
-            return False
-        if places.table is not None and places.table.stride(1) != 1:
-            return False
-        call = _launch.prepare(
-            input, k, 1, True, False, operands, torch.int32, group=window.group,
-            values=False, index=pallas_kernels.Index(places.kind), page_bits=places.page_bits,
-            local=len(outputs) == 2, lengths_are_ends=window.lengths_are_ends,
-        )  # fmt: skip
-        if call is None:
-            return False
-        _launch.remember(key, call)
-    call.into(outputs, input, *operands.values())
-    return True
+    into = _launch.calls.get(key)
+    if into is not None and into(outputs, input, *operands.values()):
+        return True
+    if _launch.unavailable(input.get_device()) is not None:
+        return False
+    if places.table is not None and places.table.stride(1) != 1:
+        return False
+    call = _launch.prepare(
+        input, k, 1, True, False, operands, torch.int32, group=window.group,
+        values=False, index=pallas_kernels.Index(places.kind), page_bits=places.page_bits,
+        local=len(outputs) == 2, lengths_are_ends=window.lengths_are_ends,
+    )  # fmt: skip
+    return call is not None and _launch.write(call, key, outputs, input, *operands.values())
 
 
 def _by_parts(
