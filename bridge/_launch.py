@@ -154,6 +154,26 @@ def tensor_key(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
 
 
+def remembered(
+    input: Any, k: int, dim: int, largest: Any, sorted: Any, lengths: Any, starts: Any,
+    index_dtype: Any, out: Any,
+) -> Any:  # fmt: skip
+    """A `Call`, or `Into` for `out`: its arguments passed the checks, addresses aside."""
+    try:
+        if input.is_neg():
+            return None
+        key = call_key(
+            input, k, dim if dim >= 0 else dim + input.ndim, largest, sorted, lengths, starts,
+            index_dtype,
+        )  # fmt: skip
+        if out is not None:
+            values, indices = out
+            key = (*key, tensor_key(values), tensor_key(indices))
+        return calls.get(key)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # an argument is no plain tensor: the checks find words for it
+
+
 def remember(key: tuple[Any, ...], call: Call | Into) -> None:
     """Keeps a call, whose arguments passed every check, for tensors of the same key."""
     if len(calls) >= CALLS:

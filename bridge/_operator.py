@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from bridge import _checks, _execute
+from bridge import _checks, _execute, _launch
 
 SCHEMA = (
     "top_k(Tensor input, SymInt k, int dim=-1, bool largest=True, bool sorted=True, "
@@ -35,6 +36,11 @@ def _real(
     index_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     index_dtype = torch.int64 if index_dtype is None else index_dtype
+    call = _launch.remembered(
+        input, k, dim, largest, sorted, lengths, starts, index_dtype, out=None
+    )  # fmt: skip
+    if call is not None:
+        return tuple(call(input, starts, lengths))
     _checks.plain("input", input)
     k, dim = _checks.call(input, k, dim, lengths, starts, index_dtype)
     values, indices = _execute.run(input, k, dim, largest, sorted, lengths, starts, index_dtype)
@@ -67,8 +73,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.jtopk.top_k(*arguments)
+        return _below_autograd(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -145,9 +150,15 @@ def _autograd(
     starts: torch.Tensor | None = None,
     index_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _Differentiable.apply(
-        input, k, dim, largest, sorted, lengths, starts, index_dtype
-    )  # fmt: skip
+    arguments = (input, k, dim, largest, sorted, lengths, starts, index_dtype)
+    if (input.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        return _Differentiable.apply(*arguments)
+    return _below_autograd(*arguments)
+
+
+def _below_autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.jtopk.top_k.default(*arguments)
 
 
 # Not by torch.library.register_autograd: with it forward gradients are dropped without a word and

@@ -63,7 +63,7 @@ def top_k(
             )
         )  # fmt: skip
     if type(input) is torch.Tensor and type(k) is type(dim) is int and _eager(input):
-        call = _remembered(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
+        call = _launch.remembered(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
         if call is not None:
             if out is None:
                 return TopK(*call(input, starts, lengths))
@@ -80,26 +80,6 @@ def _eager(input: torch.Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
     )
-
-
-def _remembered(
-    input: Any, k: int, dim: int, largest: Any, sorted: Any, lengths: Any, starts: Any,
-    index_dtype: Any, out: Any,
-) -> Any:  # fmt: skip
-    """A `_launch.Call`, or `Into` for `out`: its arguments passed the checks, addresses aside."""
-    try:
-        if input.is_neg():
-            return None
-        key = _launch.call_key(
-            input, k, dim if dim >= 0 else dim + input.ndim, largest, sorted, lengths, starts,
-            index_dtype,
-        )  # fmt: skip
-        if out is not None:
-            values, indices = out
-            key = (*key, _launch.tensor_key(values), _launch.tensor_key(indices))
-        return _launch.calls.get(key)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None  # an argument is no plain tensor: the checks find words for it
 
 
 def _checked(
