@@ -261,33 +261,28 @@ class Call:
                 return self(input, *operands)
         shape, strides = self.shape, self.strides
         outputs = [_empty(shape, strides, dtype) for dtype in self.dtypes]
-        self.launch(input, operands, outputs)
+        self.launch(input.data_ptr(), operands, [output.data_ptr() for output in outputs])
         if self.moved_to is None:
             return outputs
         return [output.movedim(-1, self.moved_to).contiguous() for output in outputs]
 
     def launch(
-        self,
-        input: torch.Tensor,
-        operands: Sequence[torch.Tensor | None],
-        outputs: Sequence[torch.Tensor],
+        self, address: int, operands: Sequence[torch.Tensor | None], outputs: list[int]
     ) -> None:
-        """Launches on the current device, which is the call's, into outputs that lie right."""
+        """Launches on the current device, which is the call's.
+
+        `address` is the input's, `outputs` are those of dense tensors.
+        """
         if self.kernel is None:
             return
-        address = input.data_ptr()
         lead = address % ALIGNMENT
         numbers = self._shifted.get(lead) or self._shift(lead)
         # A name keeps what was copied alive until it is launched.
         dense = [_dense(operand) for operand in operands if operand is not None]
+        pointers = [operand.data_ptr() for operand in dense]
         self.kernel.launch(
             _current_stream(self.device),
-            self._pack(
-                address - lead,
-                *numbers,
-                *[operand.data_ptr() for operand in dense],
-                *[output.data_ptr() for output in outputs],
-            ),
+            self._pack(address - lead, *numbers, *pointers, *outputs),
         )
 
     def span(self) -> int:
@@ -318,17 +313,21 @@ class Into:
         *operands: torch.Tensor | None,
     ) -> bool:
         """Writes to `outputs`; False, and nothing written, if they overlap or cannot be written."""
-        ends = [(input.data_ptr(), self._span)]
+        address = input.data_ptr()
+        taken = [(address, address + self._span)]
+        pointers = []
         for output, reach in zip(outputs, self._reach, strict=True):
             first = output.data_ptr()
-            for other, length in ends:
-                if first < other + length and other < first + reach:
+            end = first + reach
+            for other, other_end in taken:
+                if first < other_end and other < end:
                     return False
             if output.requires_grad or output.is_neg():
                 return False
-            ends.append((first, reach))
+            taken.append((first, end))
+            pointers.append(first)
         if self._direct and _current_device() == self._call.device:
-            self._call.launch(input, operands, outputs)
+            self._call.launch(address, operands, pointers)
         else:
             for output, written in zip(outputs, self._call(input, *operands), strict=True):
                 output.copy_(written)
@@ -354,8 +353,9 @@ class _Kernels:
         key = (device, config, dtype, largest, index_dtype, words)
         with self._lock:
             if key not in self._loaded:
-                module = _module(config, dtype, largest, index_dtype, words)
+                # Lowering too: it may be what starts JAX's CUDA client.
                 with torch.cuda.device(device), _capture_allowing_loads():
+                    module = _module(config, dtype, largest, index_dtype, words)
                     torch.cuda.current_stream()  # makes the device's context, if none is yet
                     self._loaded[key] = pallas_kernels.Kernel(module, device)
                 if self._process is None:

@@ -123,6 +123,21 @@ def test_a_first_call_inside_a_capture_compiles_there():
     check(got, x, k)
 
 
+def test_a_process_whose_first_call_is_captured():
+    """JAX's client starts in the middle of the capture."""
+    code = """
+import torch, bridge
+x = torch.randn(4, 5000, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    got = bridge.top_k(x, 8)
+graph.replay()
+assert (got.values == torch.topk(x, 8).values).all()
+print("right")
+"""
+    assert _run(code).strip() == "right"
+
+
 def test_many_graphs_alive_on_two_streams():
     batch, columns, k = 4, 6000, 32
     inputs = [padded(rows(batch, columns, seed)) for seed in range(12)]
