@@ -1,9 +1,10 @@
-"""Runs on a GPU what CI cannot and records it: GPU tests, the demonstration, memcheck.
+"""Runs on a GPU what CI cannot and records it: GPU tests, the demonstration, compute-sanitizer.
 
-    python benchmarks/record_gpu_check.py OUT.json
+    python benchmarks/record_gpu_check.py OUT.json [STEP...]
 
-compute-sanitizer runs with an allocator that gives every array an allocation of its own, so
-that a read past a buffer's end is one past an allocation's.
+Without steps named, all are run. Where memory's ends are looked at, compute-sanitizer runs with an
+allocator that gives every array an allocation of its own, so that a read past a buffer's end is
+one past an allocation's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,22 @@ LIMIT = 420
 """Seconds a step may take; then it is killed, and its exit code is -9."""
 
 DEMO = "import sys; from jtopk._cli import main; sys.exit(main(sys.argv[1:]))"
-SANITIZED = [
+AT_THE_END = [
     "-k",
     "ends-with-buffer and mosaic or test_rows_start_at_every_residue and 257",
     "tests/test_top_k.py",
+    "tests/test_kernel_gpu.py",
+]
+LAUNCHED = [
+    "-k",
+    "cuda or graph or compile_nothing",
+    "tests/test_dropin.py",
+    "tests/test_launch_gpu.py",
+]
+RACES = [
+    "-k",
+    "lanes or residue and 257",
+    "tests/test_kernel_leaves.py",
     "tests/test_kernel_gpu.py",
 ]
 
@@ -62,42 +75,49 @@ def chip() -> str:
     return subprocess.run(query, capture_output=True, text=True).stdout.strip()
 
 
-def main(out: Path) -> int:
+def main(out: Path, chosen: list[str]) -> int:
     log = out.with_suffix(".log")
     python = sys.executable
     # pytest-benchmark, if there is one, warns of xdist, and warnings are errors here.
     pytest = ["-m", "pytest", "-q", "-p", "no:benchmark", "-m", "gpu"]
     pytest += ["-o", "faulthandler_timeout=120"]
-    sanitize = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", python]
+
+    def sanitize(tool: str) -> list[str]:
+        return ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", python]
+
+    summary = r"(?:ERROR|RACECHECK) SUMMARY: [^\n]*"
     separate = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     small = ["demo", "--json", "--rows", "4", "--columns", "9000", "-k", "300"]
     report: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "chip": chip(),
         "versions": {n: importlib.metadata.version(n) for n in ("jax", "torch", "numpy")},
-        "command": "python benchmarks/record_gpu_check.py",
+        "command": " ".join(["python benchmarks/record_gpu_check.py", *chosen]),
     }
     steps = {
         "demo": ([python, "-c", DEMO, "demo", "--json"], r"\{.*\}", {}),
-        "memcheck of the demo": (
-            [*sanitize, "-c", DEMO, *small], r"ERROR SUMMARY: [^\n]*", separate,
-        ),
-        "memcheck of the tests at a buffer's end": (
-            [*sanitize, *pytest, *SANITIZED], r"ERROR SUMMARY: [^\n]*", separate,
-        ),
-        "pytest -m gpu": ([python, *pytest, "-n", "12"], r"\d+ (?:passed|failed)[^\n]*", {}),
-    }  # fmt: skip
+        "memcheck-demo": ([*sanitize("memcheck"), "-c", DEMO, *small], summary, separate),
+        "memcheck-ends": ([*sanitize("memcheck"), *pytest, *AT_THE_END], summary, separate),
+        "memcheck-launch": ([*sanitize("memcheck"), *pytest, *LAUNCHED], summary, {}),
+        "racecheck": ([*sanitize("racecheck"), *pytest, *RACES], summary, {}),
+        "tests": ([python, *pytest, "-n", "12"], r"\d+ (?:passed|failed)[^\n]*", {}),
+    }
+    unknown = set(chosen) - set(steps)
+    if unknown:
+        raise SystemExit(f"unknown steps {sorted(unknown)}; there are {', '.join(steps)}")
     codes = []
-    for name, (command, pattern, environment) in steps.items():
+    for name in chosen or steps:
+        command, pattern, environment = steps[name]
         code, text = run(command, log, **environment)
         codes.append(code)
         report[name] = {"exit code": code, "result": last(pattern, text)}
         out.write_text(json.dumps(report, indent=1) + "\n")
-    report["demo"]["result"] = json.loads(report["demo"]["result"] or "{}")
+    if "demo" in report:
+        report["demo"]["result"] = json.loads(report["demo"]["result"] or "{}")
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(out.read_text())
     return max(codes)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
