@@ -16,6 +16,9 @@ import jax
 import bridge
 import oracle
 
+# torch says so on Python 3.13.0.
+pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower on Python")
+
 OP = torch.ops.jtopk.top_k
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -47,6 +50,7 @@ def samples(device: str) -> dict[str, tuple[tuple, dict]]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own
 @pytest.mark.parametrize("name", samples("cpu"))
 @pytest.mark.parametrize("device", DEVICES)
 def test_opcheck(device, name):
@@ -215,7 +219,7 @@ def test_functional_gradients():
     assert torch.equal(jacobian, want)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch's own
 def test_forward_gradients():
     import torch.autograd.forward_ad as forward_ad
 
