@@ -179,3 +179,80 @@ def test_bad_arguments(change, words):
     arguments = {"operand": jnp.ones((8, 64)), "k": 5, **axes(2, 4), **change}
     with pytest.raises(ValueError, match=words):
         jtopk.sharded_top_k(**arguments)
+
+
+def placed(x, shape: tuple[int, int], spec: PartitionSpec) -> jax.Array:
+    return jax.device_put(jnp.asarray(x), NamedSharding(mesh(*shape), spec))
+
+
+class TestByThePartitioner:
+    """`top_k` itself, jitted, of arrays that lie over a mesh: nothing is said of the mesh."""
+
+    @pytest.mark.parametrize(
+        ("sizes", "shape", "spec"),
+        [
+            ((16, 64), (8, 1), PartitionSpec("r")),
+            ((16, 64), (2, 4), PartitionSpec("r", "c")),
+            ((16, 64), (2, 4), PartitionSpec(("r", "c"))),
+            ((12, 64), (2, 2), PartitionSpec(None, "c")),
+            ((4, 6, 64), (4, 2), PartitionSpec("r")),
+            ((4, 6, 64), (4, 2), PartitionSpec("r", "c")),
+            ((4, 6, 64), (2, 2), PartitionSpec(None, "r", "c")),
+            ((64,), (8, 1), PartitionSpec("r")),
+        ],
+        ids=str,
+    )
+    def test_like_the_oracle(self, sizes, shape, spec):
+        x = ties(*sizes)
+        lengths = np.random.default_rng(1).integers(-3, 80, sizes[:-1]).astype(np.int32)
+        got = jax.jit(lambda x: jtopk.top_k(x, 7))(placed(x, shape, spec))
+        oracle.assert_same(got, oracle.top_k(x, 7))
+        got = jax.jit(lambda x, n: jtopk.top_k(x, 7, lengths=n))(placed(x, shape, spec), lengths)
+        oracle.assert_same(got, oracle.top_k(x, 7, lengths=lengths))
+
+    def test_along_another_axis(self):
+        x = ties(64, 16)
+        got = jax.jit(lambda x: jtopk.top_k(x, 7, axis=0))(
+            placed(x, (8, 1), PartitionSpec(None, "r"))
+        )
+        want = oracle.top_k(np.ascontiguousarray(x.T), 7)
+        oracle.assert_same(tuple(np.asarray(a).T.copy() for a in got), want)
+
+    def test_rows_stay_where_they_are(self):
+        def bytes_moved(fn, sizes, spec):
+            x = jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=NamedSharding(mesh(4, 2), spec))
+            return COLLECTIVE.findall(jax.jit(fn).lower(x).compile().as_text())
+
+        def forward(x):
+            return jtopk.top_k(x, 8)
+
+        gradient = jax.grad(lambda x: (jtopk.top_k(x, 8).values ** 2).sum())
+        rows = PartitionSpec("r")
+        assert bytes_moved(lambda x: tuple(jax.lax.top_k(x, 8)), (16, 4096), rows)  # it gathers
+        assert bytes_moved(forward, (16, 4096), rows) == []
+        assert bytes_moved(forward, (16, 3, 4096), rows) == []
+        assert bytes_moved(jax.vmap(forward), (16, 3, 4096), rows) == []
+        assert bytes_moved(gradient, (16, 4096), rows) == []
+        # Columns have to be brought together, for the device's own rows and no more.
+        moved = bytes_moved(forward, (16, 4096), PartitionSpec("r", "c"))
+        assert [kind for _, kind in moved] == ["all-gather"]
+        assert moved[0][0].startswith("f32[4,4096]")
+
+
+def test_explicit_shardings_stay_and_cost_nothing():
+    where = jax.make_mesh((8,), ("r",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = ties(16, 64)
+    lengths = np.random.default_rng(1).integers(-3, 80, 16).astype(np.int32)
+    with jax.set_mesh(where):
+        rows = jax.device_put(jnp.asarray(x), NamedSharding(where, PartitionSpec("r")))
+        call = jax.jit(lambda x: jtopk.top_k(x, 7))
+        got = call(rows)
+        assert jax.typeof(got.values).sharding.spec[0] == "r"
+        assert COLLECTIVE.findall(call.lower(rows).compile().as_text()) == []
+        oracle.assert_same(got, oracle.top_k(x, 7))
+        got = jtopk.top_k(rows, 7, lengths=jnp.asarray(lengths))
+        oracle.assert_same(got, oracle.top_k(x, 7, lengths=lengths))
+        got = jax.grad(lambda x: jtopk.top_k(x, 7).values.sum())(rows)
+    np.testing.assert_array_equal(
+        got, jax.grad(lambda x: jax.lax.top_k(x, 7)[0].sum())(jnp.asarray(x))
+    )
