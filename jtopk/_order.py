@@ -107,6 +107,32 @@ def key(bits: jax.Array, dtype: Any, *, largest: bool, order: Order) -> jax.Arra
     return ranked if largest else ranked ^ ones
 
 
+LOWEST_FLOAT32_BITS = np.uint32(0xFFFFFFFF)
+"""Of the float32 that comes last in jax.lax.top_k's total order."""
+
+
+def float32_bits(
+    bits: jax.Array, key: jax.Array, dtype: Any, *, largest: bool, order: Order
+) -> jax.Array | None:
+    """Bits of float32 numbers that jax.lax.top_k orders as `key` orders; None for 64-bit types.
+
+    Args:
+      bits: values of `dtype` as unsigned integers of its width.
+      key: theirs.
+    """
+    dtype = np.dtype(dtype)
+    if bit_width(dtype) == 64:
+        return None
+    if bit_width(dtype) < 32:
+        # Exact below 2**24.
+        return jax.lax.bitcast_convert_type(key.astype(jnp.float32), jnp.uint32)
+    sign = np.uint32(1 << 31)
+    if dtype == np.float32 and order is Order.TOTAL:
+        # They are such numbers themselves, or their negatives are: nothing is computed.
+        return bits if largest else bits ^ sign
+    return key ^ jnp.where(key < sign, LOWEST_FLOAT32_BITS, sign)
+
+
 def last_value(dtype: Any, *, largest: bool) -> np.ndarray:
     """The value that fills a row with fewer than k valid columns, as a 0-d array of `dtype`.
 

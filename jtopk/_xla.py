@@ -52,13 +52,16 @@ def top_k(
         columns = (jnp.arange(n, dtype=jnp.int32) + begin[..., None]) % max(n, 1)
         bits = jnp.take_along_axis(bits, columns, axis=-1)
     key = _order.key(bits.astype(_order.carrier_dtype(dtype)), dtype, largest=largest, order=order)
+    ranked = _order.float32_bits(bits, key, dtype, largest=largest, order=order)
     if ragged:
-        # The lowest key there is. A valid column may have it too, but lies further left.
+        # The lowest there is. A valid column may have it too, but lies further left.
         valid = jnp.arange(n, dtype=jnp.int32) < length
         key = jnp.where(valid, key, jnp.zeros((), key.dtype))
+        if ranked is not None:
+            ranked = jnp.where(valid, ranked, _order.LOWEST_FLOAT32_BITS)
 
     taken = min(k, n)
-    indices = _select(key, taken, _order.bit_width(dtype))
+    indices = _select(key, ranked, taken)
     values = _order.from_bits(jnp.take_along_axis(bits, indices, axis=-1), dtype)
     if starts is not None:
         indices = (indices + begin[..., None]) % max(n, 1)
@@ -81,30 +84,28 @@ def _widen(x: jax.Array, k: int, fill: jax.Array) -> jax.Array:
     return jax.lax.pad(x, fill, padding)
 
 
-def _select(key: jax.Array, k: int, width: int) -> jax.Array:
+def _select(key: jax.Array, ranked: jax.Array | None, k: int) -> jax.Array:
     """Columns of the k largest keys, larger first, equal keys by column.
 
     jax.lax.top_k orders each carrier type used here totally and breaks ties by column, but
     only float32 on a CPU has a selection behind it (a row of 2**20 int32: 125 ms against 2.5);
     all else sorts. On a GPU its float32 path misorders NaNs, so keys go as integers there.
+
+    Args:
+      key: from `_order.key`.
+      ranked: from `_order.float32_bits`; None for 64-bit keys.
     """
     if 0 in key.shape or k == 0:
         return jnp.zeros((*key.shape[:-1], k), jnp.int32)
-    if width == 64:
-        return jax.lax.top_k(jax.lax.bitcast_convert_type(key ^ np.uint64(1 << 63), jnp.int64), k)[
-            1
-        ]
 
-    def as_float(key: jax.Array) -> jax.Array:
-        if width < 32:
-            return jax.lax.top_k(key.astype(jnp.float32), k)[1]  # exact: below 2**24
-        # The float32 whose place in the total order is the key's.
-        negative = key < np.uint32(1 << 31)
-        bits = key ^ jnp.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1 << 31))
-        return jax.lax.top_k(jax.lax.bitcast_convert_type(bits, jnp.float32), k)[1]
+    def as_float(key: jax.Array, ranked: jax.Array) -> jax.Array:
+        return jax.lax.top_k(jax.lax.bitcast_convert_type(ranked, jnp.float32), k)[1]
 
-    def as_integer(key: jax.Array) -> jax.Array:
-        signed = jax.lax.bitcast_convert_type(key ^ np.uint32(1 << 31), jnp.int32)
+    def as_integer(key: jax.Array, ranked: jax.Array | None) -> jax.Array:
+        sign = key.dtype.type(1 << (8 * key.dtype.itemsize - 1))
+        signed = jax.lax.bitcast_convert_type(key ^ sign, f"int{8 * key.dtype.itemsize}")
         return jax.lax.top_k(signed, k)[1]
 
-    return jax.lax.platform_dependent(key, cpu=as_float, default=as_integer)
+    if ranked is None:
+        return as_integer(key, None)
+    return jax.lax.platform_dependent(key, ranked, cpu=as_float, default=as_integer)
