@@ -314,18 +314,19 @@ class Into:
     ) -> bool:
         """Writes to `outputs`; False, and nothing written, if they overlap or cannot be written."""
         address = input.data_ptr()
-        taken = [(address, address + self._span)]
-        pointers = []
-        for output, reach in zip(outputs, self._reach, strict=True):
-            first = output.data_ptr()
-            end = first + reach
-            for other, other_end in taken:
-                if first < other_end and other < end:
-                    return False
+        end = address + self._span
+        pointers = [output.data_ptr() for output in outputs]
+        for first, reach in zip(pointers, self._reach, strict=True):
+            if first < end and address < first + reach:
+                return False
+        if len(pointers) == 2:
+            first, second = pointers
+            if first < second + self._reach[1] and second < first + self._reach[0]:
+                return False
+        # Shapes and dtypes are as they were; these two need not be.
+        for output in outputs:
             if output.requires_grad or output.is_neg():
                 return False
-            taken.append((first, end))
-            pointers.append(first)
         if self._direct and _current_device() == self._call.device:
             self._call.launch(address, operands, pointers)
         else:
