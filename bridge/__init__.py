@@ -1,4 +1,7 @@
-"""jtopk for PyTorch: tensors in and out by DLPack, strides kept. Never initialises CUDA."""
+"""jtopk for PyTorch, strides kept: a native launch on NVIDIA GPUs, DLPack and JAX elsewhere.
+
+Importing it never initialises CUDA.
+"""
 
 from bridge._dlpack import CopyWarning, to_jax, to_torch
 from bridge._jit import jit

@@ -52,7 +52,8 @@ def top_k(
       ValueError: as for `jtopk.top_k`; a tensor that is sparse, quantised, conjugated, meta or
         on a device JAX does not see; lengths, starts or out of the wrong shape, dtype or
         device; out that overlaps the input or itself.
-      RuntimeError: the call is being captured in a CUDA graph, which JAX's runtime cannot join.
+      RuntimeError: a CUDA graph is being captured and the call has to go by JAX's runtime, which
+        none can capture: a 64-bit dtype, or sorted with a k above 4096.
     """
     if torch.compiler.is_compiling():
         if out is not None:
