@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import torch
@@ -10,9 +10,29 @@ import torch
 from jtopk import _check, _strides
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
+class Arguments(NamedTuple):
+    """What `bridge.top_k` takes, but `out`, in the operator's order and with its defaults."""
+
+    input: Any
+    k: Any
+    dim: Any = -1
+    largest: Any = True
+    sorted: Any = True
+    lengths: Any = None
+    starts: Any = None
+    index_dtype: Any = torch.int64
+
+
+def dtype_name(dtype: torch.dtype) -> str:
     """The dtype's name, the same in torch, NumPy and JAX."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor(name: str, x: Any) -> None:
+    """Raises unless `x` is a tensor of plain memory."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; expected a torch.Tensor")
+    plain(name, x)
 
 
 def plain(name: str, tensor: torch.Tensor) -> None:
@@ -32,20 +52,14 @@ def plain(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name} is on {device}, which JAX does not see; expected cpu or cuda")
 
 
-def call(
-    input: torch.Tensor,
-    k: Any,
-    dim: Any,
-    lengths: Any,
-    starts: Any,
-    index_dtype: Any,
-) -> tuple[Any, int]:
-    """Checks the arguments of `bridge.top_k` but `out`; k and dim as numbers, dim from 0.
+def call(arguments: Arguments) -> Arguments:
+    """Checks the arguments of a call; k and dim as numbers, dim from 0.
 
     It looks at shapes, dtypes and devices alone, so that fake tensors pass through it too. A
     symbolic k stays symbolic, and is then compared with nothing.
     """
-    _check.dtype(dtype_name(input), argument="input", x64=jax.config.jax_enable_x64)
+    input, k, dim, largest, sorted, lengths, starts, index_dtype = arguments
+    _check.dtype(dtype_name(input.dtype), argument="input", x64=jax.config.jax_enable_x64)
     shape = tuple(input.shape)
     dim = _check.axis(dim, shape, argument="dim", of="input")
     columns = shape[dim]
@@ -55,14 +69,16 @@ def call(
     if index_dtype not in (torch.int64, torch.int32):
         raise ValueError(f"index_dtype is {index_dtype}; expected torch.int64 or torch.int32")
     row_shape = shape[:dim] + shape[dim + 1 :]
-    _row_numbers("lengths", lengths, input, row_shape)
-    _row_numbers("starts", starts, input, row_shape)
-    return k, dim
+    for name, numbers in (("lengths", lengths), ("starts", starts)):
+        if numbers is not None:
+            row_numbers(name, numbers, input, row_shape)
+    return Arguments(input, k, dim, bool(largest), bool(sorted), lengths, starts, index_dtype)
 
 
-def _row_numbers(name: str, numbers: Any, input: torch.Tensor, row_shape: tuple[int, ...]) -> None:
-    if numbers is None:
-        return
+def row_numbers(
+    name: str, numbers: Any, input: torch.Tensor, shape: tuple[int, ...], *, each: str = "row"
+) -> None:
+    """Raises ValueError unless there is an int32 or int64 for `each` row on input's device."""
     if not isinstance(numbers, torch.Tensor):
         raise ValueError(
             f"{name} is {numbers!r}, a {type(numbers).__name__}; expected a torch.Tensor of "
@@ -70,7 +86,7 @@ def _row_numbers(name: str, numbers: Any, input: torch.Tensor, row_shape: tuple[
         )
     if numbers.layout is not torch.strided:
         raise ValueError(f"{name} is sparse (layout {numbers.layout}); expected a strided tensor")
-    _check.row_numbers(name, tuple(numbers.shape), dtype_name(numbers), row_shape)
+    _check.row_numbers(name, tuple(numbers.shape), dtype_name(numbers.dtype), shape, each=each)
     if numbers.device != input.device:
         raise ValueError(f"{name} is on {numbers.device}; expected input's device {input.device}")
 
@@ -106,11 +122,6 @@ def one_out(
         raise ValueError(f"{name} has strides {tensor.stride()} and overlaps itself")
     if overlap(tensor, input):
         raise ValueError(f"{name} overlaps the input's memory")
-
-
-def apart(*tensors: torch.Tensor) -> bool:
-    """Whether no two of the tensors overlap."""
-    return not any(overlap(a, b) for i, a in enumerate(tensors) for b in tensors[:i])
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

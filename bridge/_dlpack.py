@@ -107,7 +107,7 @@ def import_array(tensor: torch.Tensor) -> jax.Array | StridedRows:
     _refuse_grad("tensor", tensor)
     if not _strides.is_dense(tensor.shape, tensor.stride()):
         return to_jax(tensor)
-    _check_width(dtype_name(tensor))
+    _check_width(dtype_name(tensor.dtype))
     if tensor.data_ptr() % alignment(tensor):
         _warn_of_copy(
             tensor.nbytes,
@@ -224,7 +224,7 @@ def _torch_memory(tensor: torch.Tensor) -> _Memory:
         return tensor.as_strided((span + lead,), (1,), tensor.storage_offset() - lead)
 
     return _Memory(
-        shape, strides, dtype_name(tensor), tensor.itemsize, tensor.data_ptr(),
+        shape, strides, dtype_name(tensor.dtype), tensor.itemsize, tensor.data_ptr(),
         int(tensor.storage_offset()), alignment(tensor),
         share=lambda lead: _from_dlpack(flat(lead)), copied=lambda: _from_dlpack(flat(0).clone()),
     )  # fmt: skip

@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import torch
 
 from bridge import _dlpack, _launch
+from bridge._checks import Arguments
 from jtopk import _api
 from jtopk._order import Order
 
 
-def run(
-    input: torch.Tensor,
-    k: int,
-    dim: int,
-    largest: bool,
-    sorted: bool,
-    lengths: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    index_dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and indices of a call whose arguments are checked; `dim` counts from 0."""
-    if _launch.takes(input):
-        launched = _launch.run(input, k, dim, largest, sorted, lengths, starts, index_dtype)
-        if launched is not None:
-            return launched
-    input = input.detach()
+def run(arguments: Arguments) -> Sequence[torch.Tensor]:
+    """Values and indices of a call whose arguments are checked."""
+    if _launch.takes(arguments.input) and (call := _launch.find(arguments)) is not None:
+        return call(arguments.input, arguments.starts, arguments.lengths)
+    input = arguments.input.detach()
     _dlpack.check_visible("input", input)
-    columns = input.shape[dim]
+    columns = input.shape[arguments.dim]
     values, indices = _api.top_k_ordered(
-        _dlpack.to_jax(input), k, axis=dim, largest=largest, sorted=sorted,
-        lengths=_import_numbers(lengths, columns), starts=_import_numbers(starts, columns),
-        backend=None, order=Order.TORCH,
+        _dlpack.to_jax(input), arguments.k, axis=arguments.dim, largest=arguments.largest,
+        sorted=arguments.sorted, lengths=_import_numbers(arguments.lengths, columns),
+        starts=_import_numbers(arguments.starts, columns), backend=None, order=Order.TORCH,
     )  # fmt: skip
-    return _dlpack.to_torch(values), _dlpack.to_torch(indices).to(index_dtype)
+    return _dlpack.to_torch(values), _dlpack.to_torch(indices).to(arguments.index_dtype)
 
 
-def run_into(
-    out: tuple[torch.Tensor, torch.Tensor], input: torch.Tensor, *arguments: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run_into(out: Sequence[torch.Tensor], arguments: Arguments) -> None:
     """The same, written to checked tensors."""
-    if not (_launch.takes(input) and _launch.run_into(out, input, *arguments)):
-        for target, result in zip(out, run(input, *arguments), strict=True):
+    if not (_launch.takes(arguments.input) and _launch.run_into(out, arguments)):
+        for target, result in zip(out, run(arguments), strict=True):
             target.copy_(result)
-    return out
 
 
 def _import_numbers(numbers: torch.Tensor | None, columns: int) -> jax.Array | None:

@@ -23,27 +23,13 @@ import numpy as np
 import torch
 
 import pallas_kernels
+from bridge import _checks, _private
+from bridge._checks import Arguments
 from jtopk import _mosaic, _order, _plan, _strides
 from jtopk._order import Order
 
 CALLS = 4096
 """Most shapes of call remembered; past it all are forgotten, which costs a slower call each."""
-
-ALIGNMENT = getattr(pallas_kernels, "ADDRESS_ALIGNMENT", 256)
-
-# 0.2 us; torch.cuda.current_stream(device).cuda_stream, which says the same, takes 6.7 us.
-_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-
-
-def _empty_by_torch(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="cuda")
-
-
-# A tensor on the current CUDA device, as torch.compile's code makes them: 0.7 us, torch.empty 4.
-_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_by_torch)
 
 _WORDS = {torch.int32: 1, torch.int64: 2}
 
@@ -73,48 +59,25 @@ def _warn_once(reason: str) -> None:
     )
 
 
-def run(
-    input: torch.Tensor,
-    k: int,
-    dim: int,
-    largest: bool,
-    sorted: bool,
-    lengths: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    index_dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`bridge.top_k` of a CUDA tensor, arguments checked; None where it has to go by JAX."""
-    key = call_key(input, k, dim, largest, sorted, lengths, starts, index_dtype)
+def find(arguments: Arguments) -> Call | None:
+    """How checked arguments are launched; None where they have to go by JAX."""
+    key = call_key(arguments)
     call = calls.get(key)
     if call is None:
-        operands = {"starts": starts, "lengths": lengths}
-        call = prepare(input, k, dim, largest, sorted, operands, index_dtype)
-        if call is None:
-            return None
-        remember(key, call)
-    values, indices = call(input, starts, lengths)
-    return values, indices
+        operands = {"starts": arguments.starts, "lengths": arguments.lengths}
+        call = prepare(arguments, operands)
+        if call is not None:
+            remember(key, call)
+    return call
 
 
-def run_into(
-    out: Sequence[torch.Tensor],
-    input: torch.Tensor,
-    k: int,
-    dim: int,
-    largest: bool,
-    sorted: bool,
-    lengths: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    index_dtype: torch.dtype,
-) -> bool:
-    """The same into `out`, checked; False where it has to go by JAX."""
-    key = call_key(input, k, dim, largest, sorted, lengths, starts, index_dtype)
-    operands = {"starts": starts, "lengths": lengths}
-    call = calls.get(key) or prepare(input, k, dim, largest, sorted, operands, index_dtype)
+def run_into(out: Sequence[torch.Tensor], arguments: Arguments) -> bool:
+    """Launches checked arguments into `out`; False where they have to go by JAX."""
+    call = find(arguments)
     if call is None:
         return False
-    remember(key, call)
-    return write(call, (*key, *map(tensor_key, out)), out, input, starts, lengths)
+    key = (*call_key(arguments), *map(tensor_key, out))
+    return write(call, key, out, arguments.input, arguments.starts, arguments.lengths)
 
 
 def write(
@@ -130,20 +93,13 @@ def write(
     return into(outputs, input, *operands)
 
 
-def call_key(
-    input: torch.Tensor,
-    k: int,
-    dim: int,
-    largest: bool,
-    sorted: bool,
-    lengths: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    index_dtype: torch.dtype,
-) -> tuple[Any, ...]:
+def call_key(arguments: Arguments) -> tuple[Any, ...]:
     """All that a call's checks and its launch depend on, but addresses."""
+    input, k, dim, largest, sorted, lengths, starts, index_dtype = arguments
     return (
-        input.dtype, input.shape, input.stride(), input.get_device(), k, dim, largest, sorted,
-        index_dtype, tensor_key(lengths), tensor_key(starts),
+        input.dtype, input.shape, input.stride(), input.get_device(), k,
+        dim if dim >= 0 else dim + input.ndim, largest, sorted, index_dtype, tensor_key(lengths),
+        tensor_key(starts),
     )  # fmt: skip
 
 
@@ -154,18 +110,12 @@ def tensor_key(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device()
 
 
-def remembered(
-    input: Any, k: int, dim: int, largest: Any, sorted: Any, lengths: Any, starts: Any,
-    index_dtype: Any, out: Any,
-) -> Any:  # fmt: skip
+def remembered(arguments: Arguments, out: Any = None) -> Any:
     """A `Call`, or `Into` for `out`: its arguments passed the checks, addresses aside."""
     try:
-        if input.is_neg():
+        if arguments.input.is_neg():
             return None
-        key = call_key(
-            input, k, dim if dim >= 0 else dim + input.ndim, largest, sorted, lengths, starts,
-            index_dtype,
-        )  # fmt: skip
+        key = call_key(arguments)
         if out is not None:
             values, indices = out
             key = (*key, tensor_key(values), tensor_key(indices))
@@ -182,13 +132,8 @@ def remember(key: tuple[Any, ...], call: Call | Into) -> None:
 
 
 def prepare(
-    input: torch.Tensor,
-    k: int,
-    dim: int,
-    largest: bool,
-    sorted: bool,
+    arguments: Arguments,
     operands: Mapping[str, torch.Tensor | None],
-    index_dtype: torch.dtype,
     *,
     group: int = 1,
     **config: Any,
@@ -196,7 +141,7 @@ def prepare(
     """A call for tensors like these, its kernel compiled if it is the first of its kind.
 
     Args:
-      input, k, dim, largest, sorted, index_dtype: as for `bridge.top_k`.
+      arguments: checked; lengths and starts are taken from `operands`.
       operands: of `pallas_kernels.OPERANDS`; a table has two dimensions and strides of (n, 1).
       group: rows that share a length.
       **config: for `pallas_kernels.SelectConfig`.
@@ -205,17 +150,17 @@ def prepare(
       None where the call has to go by JAX: where `unavailable` says so, for 64-bit dtypes, and
       for sorted outputs of a k beyond what the kernel sorts.
     """
-    device = input.get_device()
-    if _plan.unsupported(_numpy_dtype(input.dtype)) or unavailable(device) is not None:
+    input, k, largest = arguments.input, arguments.k, arguments.largest
+    device, dtype = input.get_device(), _numpy_dtype(input.dtype)
+    if _plan.unsupported(dtype) is not None or unavailable(device) is not None:
         return None
     given = {name: operand for name, operand in operands.items() if operand is not None}
-    view = _strides.row_view(tuple(input.shape), tuple(input.stride()), 0, dim)
+    view = _strides.row_view(tuple(input.shape), tuple(input.stride()), 0, arguments.dim)
     if k == 0 or view.rows == 0:
-        return Call(None, [], input, k, dim, index_dtype, config, len(given))
-    dtype = _numpy_dtype(input.dtype)
+        return Call(None, [], arguments, config, len(given))
     table = given.get("table")
     needed = _mosaic.kernel_for(
-        dtype, view, k, largest=largest, sorted=sorted, order=Order.TORCH, group=group,
+        dtype, view, k, largest=largest, sorted=arguments.sorted, order=Order.TORCH, group=group,
         table=(0, 0, 0) if table is None else (*table.shape, table.stride(0)), **config,
     )  # fmt: skip
     if needed.sort_afterwards:
@@ -224,18 +169,19 @@ def prepare(
         (name, _WORDS[given[name].dtype]) for name in pallas_kernels.OPERANDS if name in given
     )
     kernel = _kernels.get(
-        device, needed.config, dtype.name, largest, _numpy_dtype(index_dtype).name, words
+        device, needed.config, dtype.name, largest, _numpy_dtype(arguments.index_dtype).name, words
     )
-    return Call(kernel, needed.numbers, input, k, dim, index_dtype, config, len(given))
+    return Call(kernel, needed.numbers, arguments, config, len(given))
 
 
 class Call:
     """A kernel with the numbers of one shape of call: all that remains are addresses."""
 
     def __init__(
-        self, kernel: pallas_kernels.Kernel | None, numbers: list[int], input: torch.Tensor,
-        k: int, dim: int, index_dtype: torch.dtype, config: Mapping[str, Any], operands: int,
+        self, kernel: pallas_kernels.Kernel | None, numbers: list[int], arguments: Arguments,
+        config: Mapping[str, Any], operands: int,
     ):  # fmt: skip
+        input, k, dim, *_, index_dtype = arguments
         self.kernel = kernel
         self.device = input.get_device()
         self.itemsize = input.itemsize
@@ -256,11 +202,11 @@ class Call:
         self, input: torch.Tensor, *operands: torch.Tensor | None
     ) -> Sequence[torch.Tensor]:
         """What the kernel writes, fresh and contiguous. Operands in the kernel's order."""
-        if _current_device() != self.device:
+        if _private.current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self(input, *operands)
         shape, strides = self.shape, self.strides
-        outputs = [_empty(shape, strides, dtype) for dtype in self.dtypes]
+        outputs = [_private.empty(shape, strides, dtype) for dtype in self.dtypes]
         self.launch(input.data_ptr(), operands, [output.data_ptr() for output in outputs])
         if self.moved_to is None:
             return outputs
@@ -275,13 +221,13 @@ class Call:
         """
         if self.kernel is None:
             return
-        lead = address % ALIGNMENT
+        lead = address % pallas_kernels.ADDRESS_ALIGNMENT
         numbers = self._shifted.get(lead) or self._shift(lead)
         # A name keeps what was copied alive until it is launched.
         dense = [_dense(operand) for operand in operands if operand is not None]
         pointers = [operand.data_ptr() for operand in dense]
         self.kernel.launch(
-            _current_stream(self.device),
+            _private.current_stream(self.device),
             self._pack(address - lead, *numbers, *pointers, *outputs),
         )
 
@@ -327,7 +273,7 @@ class Into:
         for output in outputs:
             if output.requires_grad or output.is_neg():
                 return False
-        if self._direct and _current_device() == self._call.device:
+        if self._direct and _private.current_device() == self._call.device:
             self._call.launch(address, operands, pointers)
         else:
             for output, written in zip(outputs, self._call(input, *operands), strict=True):
@@ -419,4 +365,4 @@ def _dense(operand: torch.Tensor) -> torch.Tensor:
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    return np.dtype(str(dtype).removeprefix("torch."))
+    return np.dtype(_checks.dtype_name(dtype))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from bridge import _checks, _execute, _launch
+from bridge import _checks, _execute, _launch, _private
+from bridge._checks import Arguments
 
 SCHEMA = (
     "top_k(Tensor input, SymInt k, int dim=-1, bool largest=True, bool sorted=True, "
-    "Tensor? lengths=None, Tensor? starts=None, ScalarType? index_dtype=None) "
+    "Tensor? lengths=None, Tensor? starts=None, ScalarType index_dtype=long) "
     "-> (Tensor values, Tensor indices)"
 )
 NAME = "jtopk::top_k"
@@ -25,26 +25,13 @@ _library = torch.library.Library("jtopk", "DEF")
 _library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
 
 
-def _real(
-    input: torch.Tensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-    lengths: torch.Tensor | None = None,
-    starts: torch.Tensor | None = None,
-    index_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    index_dtype = torch.int64 if index_dtype is None else index_dtype
-    call = _launch.remembered(
-        input, k, dim, largest, sorted, lengths, starts, index_dtype, out=None
-    )  # fmt: skip
+def _real(*given: Any) -> tuple[torch.Tensor, ...]:
+    arguments = Arguments(*given)
+    call = _launch.remembered(arguments)
     if call is not None:
-        return tuple(call(input, starts, lengths))
-    _checks.plain("input", input)
-    k, dim = _checks.call(input, k, dim, lengths, starts, index_dtype)
-    values, indices = _execute.run(input, k, dim, largest, sorted, lengths, starts, index_dtype)
-    return values.contiguous(), indices.contiguous()
+        return tuple(call(arguments.input, arguments.starts, arguments.lengths))
+    _checks.plain("input", arguments.input)
+    return tuple(result.contiguous() for result in _execute.run(_checks.call(arguments)))
 
 
 _library.impl("top_k", _real, "CPU")
@@ -52,18 +39,8 @@ _library.impl("top_k", _real, "CUDA")
 
 
 @torch.library.register_fake(NAME, lib=_library)
-def _fake(
-    input: torch.Tensor,
-    k: Any,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-    lengths: torch.Tensor | None = None,
-    starts: torch.Tensor | None = None,
-    index_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    index_dtype = torch.int64 if index_dtype is None else index_dtype
-    k, dim = _checks.call(input, k, dim, lengths, starts, index_dtype)
+def _fake(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    input, k, dim, *_, index_dtype = _checks.call(Arguments(*given))
     shape = (*input.shape[:dim], k, *input.shape[dim + 1 :])
     return input.new_empty(shape), input.new_empty(shape, dtype=index_dtype)
 
@@ -102,72 +79,50 @@ class _Differentiable(torch.autograd.Function):
         return torch.where(indices < 0, 0, taken), None
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: torch.Tensor,
-        k: int,
-        dim: int,
-        largest: bool,
-        sorted: bool,
-        lengths: torch.Tensor | None,
-        starts: torch.Tensor | None,
-        index_dtype: torch.dtype | None,
-    ) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
         """One more dimension of rows, in front; what has no batch is expanded, not copied."""
+        arguments = Arguments(*given)
+        # Arguments left at their defaults have no place in in_dims.
+        batch = dict(zip(Arguments._fields, in_dims, strict=False))
 
-        def in_front(tensor: torch.Tensor | None, batch: int | None) -> torch.Tensor | None:
+        def in_front(name: str) -> torch.Tensor | None:
+            tensor = getattr(arguments, name)
             if tensor is None:
                 return None
-            if batch is None:
+            if batch.get(name) is None:
                 return tensor.expand(info.batch_size, *tensor.shape)
-            return tensor.movedim(batch, 0)
+            return tensor.movedim(batch[name], 0)
 
-        rank = input.ndim - (in_dims[0] is not None)
+        rank = arguments.input.ndim - (batch["input"] is not None)
         if rank == 0:
             raise TypeError("input has shape (); expected at least one dimension")
-        out = top_k(
-            in_front(input, in_dims[0]), k, dim % rank + 1, largest, sorted,
-            in_front(lengths, in_dims[5]), in_front(starts, in_dims[6]), index_dtype,
-        )  # fmt: skip
+        moved = {name: in_front(name) for name in ("input", "lengths", "starts")}
+        out = top_k(*arguments._replace(dim=arguments.dim % rank + 1, **moved))
         return tuple(out), (0, 0)
+
+
+torch.library.register_vmap(NAME, _Differentiable.vmap, lib=_library)
 
 
 def top_k(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator, under torch.func too, to whose transforms an operator cannot answer."""
-    if torch._C._are_functorch_transforms_active():
+    if _private.transforming():
         return _Differentiable.apply(*arguments)
     return torch.ops.jtopk.top_k(*arguments)
 
 
-def _autograd(
-    input: torch.Tensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-    lengths: torch.Tensor | None = None,
-    starts: torch.Tensor | None = None,
-    index_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    arguments = (input, k, dim, largest, sorted, lengths, starts, index_dtype)
-    if (input.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+def _autograd(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    arguments = Arguments(*given)
+    if _private.differentiating(arguments.input):
         return _Differentiable.apply(*arguments)
     return _below_autograd(*arguments)
 
 
 def _below_autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch._C._AutoDispatchBelowAutograd():
+    with _private.below_autograd():
         return torch.ops.jtopk.top_k.default(*arguments)
 
 
 # Not by torch.library.register_autograd: with it forward gradients are dropped without a word and
 # torch.func.grad raises.
 _library.impl("top_k", _autograd, "Autograd")
-
-
-@torch.library.register_vmap(NAME, lib=_library)
-def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-    defaults = (-1, True, True, None, None, None)[len(arguments) - 2 :]
-    in_dims = (*in_dims, *[None] * len(defaults))
-    return _Differentiable.vmap(info, in_dims, *arguments, *defaults)

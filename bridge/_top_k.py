@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from bridge import _checks, _execute, _launch, _operator
+from bridge import _checks, _execute, _launch, _operator, _private
+from bridge._checks import Arguments
 from jtopk import TopK
 
 
@@ -55,48 +55,35 @@ def top_k(
       RuntimeError: a CUDA graph is being captured and the call has to go by JAX's runtime, which
         none can capture: a 64-bit dtype, or sorted with a k above 4096.
     """
+    arguments = Arguments(input, k, dim, largest, sorted, lengths, starts, index_dtype)
     if torch.compiler.is_compiling():
         if out is not None:
             raise NotImplementedError("out is not traced by torch.compile; leave it to the graph")
-        return TopK(
-            *torch.ops.jtopk.top_k(
-                input, k, dim, largest, sorted, lengths, starts, index_dtype
-            )
-        )  # fmt: skip
+        return TopK(*torch.ops.jtopk.top_k(*arguments))
     if type(input) is torch.Tensor and type(k) is type(dim) is int and _eager(input):
-        call = _launch.remembered(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
+        call = _launch.remembered(arguments, out)
         if call is not None:
             if out is None:
                 return TopK(*call(input, starts, lengths))
             if call(out, input, starts, lengths):
                 return TopK(*out)
-    return _checked(input, k, dim, largest, sorted, lengths, starts, index_dtype, out)
+    return _checked(arguments, out)
 
 
 def _eager(input: torch.Tensor) -> bool:
     """Whether nothing but this call has to know of the tensor: no gradient, transform or mode."""
-    return not (
-        (input.requires_grad and torch.is_grad_enabled())
-        or forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-    )
+    return not (_private.differentiating(input) or _private.transforming() or _private.modes())
 
 
-def _checked(
-    input: Any, k: Any, dim: Any, largest: Any, sorted: Any, lengths: Any, starts: Any,
-    index_dtype: Any, out: Any,
-) -> TopK:  # fmt: skip
-    if not isinstance(input, torch.Tensor):
-        raise TypeError(f"input is a {type(input).__name__}; expected a torch.Tensor")
-    _checks.plain("input", input)
-    k, dim = _checks.call(input, k, dim, lengths, starts, index_dtype)
-    arguments = (input, k, dim, bool(largest), bool(sorted), lengths, starts, index_dtype)
+def _checked(arguments: Arguments, out: Any) -> TopK:
+    _checks.tensor("input", arguments.input)
+    arguments = _checks.call(arguments)
+    input, k, dim, *_, index_dtype = arguments
     if out is not None:
         if input.requires_grad and torch.is_grad_enabled():
             raise ValueError("out cannot be given for an input that requires grad")
         _checks.out(out, input, (*input.shape[:dim], k, *input.shape[dim + 1 :]), index_dtype)
-        return TopK(*_execute.run_into(out, *arguments))
-    if _eager(input):
-        return TopK(*_execute.run(*arguments))
-    return TopK(*_operator.top_k(*arguments))
+        _execute.run_into(out, arguments)
+        return TopK(*out)
+    run = _execute.run(arguments) if _eager(input) else _operator.top_k(*arguments)
+    return TopK(*run)

@@ -77,12 +77,17 @@ def columns(count: int, *, of: str) -> None:
 
 
 def row_numbers(
-    argument: str, shape: tuple[int, ...], dtype_name: str, row_shape: tuple[int, ...]
+    argument: str,
+    shape: tuple[int, ...],
+    dtype_name: str,
+    expected: tuple[int, ...],
+    *,
+    each: str = "row",
 ) -> None:
-    """Raises unless `lengths` or `starts` has one int32 or int64 for each row."""
+    """Raises unless `lengths` or its like has one int32 or int64 for each row."""
     if dtype_name not in ("int32", "int64"):
         raise ValueError(f"{argument} has dtype {dtype_name}; expected int32 or int64")
-    if shape != row_shape:
+    if shape != expected:
         raise ValueError(
-            f"{argument} has shape {shape}; expected one number for each row, shape {row_shape}"
+            f"{argument} has shape {shape}; expected one number for each {each}, shape {expected}"
         )

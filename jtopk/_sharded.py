@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 import pallas_kernels
-from jtopk import _api, _check, _order
+from jtopk import _api, _check, _order, _transforms
 from jtopk._api import TopK
 
 Axis = str | tuple[str, ...] | None
@@ -141,21 +141,12 @@ def _sharded(
     )  # fmt: skip
     select = over(local, in_specs=(split, rows, rows), out_specs=(whole, whole))
 
-    @jax.custom_jvp
-    def attach(operand, indices, values):
-        return values
-
-    @attach.defjvp
-    def rule(primals, tangents):
-        operand, indices, values = primals
-        take = over(
-            functools.partial(_take, columns=column_axis), in_specs=(split, whole), out_specs=whole
-        )
-        return attach(operand, indices, values), take(tangents[0], indices)
-
+    take = over(
+        functools.partial(_take, columns=column_axis), in_specs=(split, whole), out_specs=whole
+    )
     values, indices = select(jax.lax.stop_gradient(operand), begin, end)
     if jnp.issubdtype(operand.dtype, jnp.inexact):
-        values = attach(operand, indices, values)
+        values = _transforms.differentiable(take)(operand, indices, values)
     if row_shape:
         values, indices = values[: row_shape[0]], indices[: row_shape[0]]
     return values, indices

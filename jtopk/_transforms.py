@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ def top_k(
     """What the backend returns, transformable."""
     values, indices = _batched(backend, view)(jax.lax.stop_gradient(buffer), starts, lengths)
     if jnp.issubdtype(buffer.dtype, jnp.inexact):
-        values = _differentiable(view)(buffer, indices, values)
+        values = differentiable(functools.partial(_take, view))(buffer, indices, values)
     return values, indices
 
 
@@ -160,16 +161,22 @@ def _by_partitioner(
     return call(buffer, *numbers)
 
 
-def _differentiable(view: RowView) -> Callable[..., jax.Array]:
+def differentiable(take: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """A function `(operand, indices, values)` that returns `values`, as taken from the operand.
+
+    Args:
+      take: `take(x, indices)` has the elements of an x like the operand at `indices`, linearly.
+    """
+
     @jax.custom_jvp
-    def attach(buffer, indices, values):
+    def attach(operand, indices, values):
         return values
 
     @attach.defjvp
     def rule(primals, tangents):
-        buffer, indices, values = primals
-        # Attached again: in a derivative of this derivative they depend on the buffer too.
-        return attach(buffer, indices, values), _take(view, tangents[0], indices)
+        operand, indices, values = primals
+        # Attached again: in a derivative of this derivative they depend on the operand too.
+        return attach(operand, indices, values), take(tangents[0], indices)
 
     return attach
 

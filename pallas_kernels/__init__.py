@@ -2,6 +2,7 @@
 
 from pallas_kernels import _record, _window
 from pallas_kernels._compat import launch_unavailable, unavailable
+from pallas_kernels._record import ADDRESS_ALIGNMENT, PARAMETER_SHIFT
 
 clamp_window = _window.clamp
 move_numbers = _record.move
@@ -10,20 +11,24 @@ row_numbers = _record.numbers
 span_of_numbers = _record.span
 
 __all__ = [
-    "clamp_window", "launch_unavailable", "move_numbers", "pack_numbers", "row_numbers",
-    "span_of_numbers", "unavailable",
-]  # fmt: skip
+    "ADDRESS_ALIGNMENT",
+    "PARAMETER_SHIFT",
+    "clamp_window",
+    "launch_unavailable",
+    "move_numbers",
+    "pack_numbers",
+    "row_numbers",
+    "span_of_numbers",
+    "unavailable",
+]
 
 if unavailable() is None:
     from pallas_kernels._index import OPERANDS, Index
-    from pallas_kernels._native import ADDRESS_ALIGNMENT, Kernel, lower
-    from pallas_kernels._record import PARAMETER_SHIFT
+    from pallas_kernels._native import Kernel, lower
     from pallas_kernels._select import SORT_LIMIT, SelectConfig, select_rows
 
     __all__ += [
-        "ADDRESS_ALIGNMENT",
         "OPERANDS",
-        "PARAMETER_SHIFT",
         "SORT_LIMIT",
         "Index",
         "Kernel",

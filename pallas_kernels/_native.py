@@ -17,13 +17,6 @@ from pallas_kernels import _compat, _record
 from pallas_kernels._index import OPERANDS
 from pallas_kernels._select import SelectConfig, select_rows
 
-ADDRESS_ALIGNMENT = 1 << _record.PARAMETER_SHIFT
-"""Bytes. The buffer's address must be a multiple of it.
-
-The compiler takes every operand to be so aligned. Of the others the kernel reads and writes single
-elements, at places known only when it runs, so that for them the assumption decides nothing.
-"""
-
 
 def lower(
     config: SelectConfig,

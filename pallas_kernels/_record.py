@@ -20,7 +20,14 @@ import numpy as np
 """Places of the numbers. From ROW_DIMS on, size and stride of each dimension of rows."""
 
 PARAMETER_SHIFT = 8
-"""Compiled kernels take operands' addresses to be multiples of 256."""
+"""How far a number is shifted up to stand for an address."""
+
+ADDRESS_ALIGNMENT = 1 << PARAMETER_SHIFT
+"""Bytes. The buffer's address must be a multiple of it.
+
+The compiler takes every operand to be so aligned. Of the others the kernel reads and writes single
+elements, at places known only when it runs, so that for them the assumption decides nothing.
+"""
 
 
 class Wide(NamedTuple):

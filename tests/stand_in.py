@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import oracle
-from bridge import _dlpack, _launch
+from bridge import _dlpack, _launch, _private
 
 STREAM = 77
 
@@ -143,9 +143,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StandIns:
     monkeypatch.setattr(_launch, "_kernels", made)
     monkeypatch.setattr(_launch, "calls", {})
     monkeypatch.setattr(_launch, "unavailable", lambda device: None)
-    monkeypatch.setattr(_launch, "_current_stream", lambda device: STREAM)
-    monkeypatch.setattr(_launch, "_current_device", lambda: -1)
-    monkeypatch.setattr(_launch, "_empty", empty)
+    monkeypatch.setattr(_private, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(_private, "current_device", lambda: -1)
+    monkeypatch.setattr(_private, "empty", empty)
     return made
 
 

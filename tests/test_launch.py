@@ -28,7 +28,8 @@ if reason := pallas_kernels.unavailable():
 
 from stand_in import STREAM, StandIns, install, launch_everything
 
-from bridge import _launch
+from bridge import _launch, _private
+from bridge._checks import Arguments
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> StandIns:
 
 
 def launch(x, k, dim=-1, largest=True, sorted=True, lengths=None, starts=None, dtype=torch.int64):
-    dim = dim % x.ndim
-    return _launch.run(x, k, dim, largest, sorted, lengths, starts, dtype)
+    call = _launch.find(Arguments(x, k, dim % x.ndim, largest, sorted, lengths, starts, dtype))
+    return None if call is None else call(x, starts, lengths)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,8 @@ def test_another_device_is_made_current_for_the_call(stand_ins, monkeypatch) -> 
         yield
         current[0] = before
 
-    monkeypatch.setattr(_launch, "_current_device", lambda: current[0])
-    monkeypatch.setattr(_launch, "_current_stream", lambda index: STREAM if current == [-1] else 0)
+    monkeypatch.setattr(_private, "current_device", lambda: current[0])
+    monkeypatch.setattr(_private, "current_stream", lambda index: STREAM if current == [-1] else 0)
     monkeypatch.setattr(torch.cuda, "device", device)
     launch(torch.randn(2, 9), 4)
     assert current == [3]

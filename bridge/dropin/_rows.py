@@ -9,6 +9,7 @@ import torch
 
 import pallas_kernels
 from bridge import _checks, _launch
+from bridge._checks import Arguments
 from bridge._top_k import top_k
 from jtopk import _check
 
@@ -63,7 +64,8 @@ def select(
 ) -> None:
     """Writes the places of the k largest of each row to `out`, by ascending column, then -1.
 
-    Arguments are checked by the caller, with `check_input`, `per_row` and `_checks.one_out`.
+    Arguments are checked by the caller, with `check_input`, `_checks.row_numbers` and
+    `_checks.one_out`.
 
     Args:
       input: (rows, columns), any strides.
@@ -108,9 +110,10 @@ def _launched(
     if places.table is not None and places.table.stride(1) != 1:
         return False
     call = _launch.prepare(
-        input, k, 1, True, False, operands, torch.int32, group=window.group,
-        values=False, index=pallas_kernels.Index(places.kind), page_bits=places.page_bits,
-        local=len(outputs) == 2, lengths_are_ends=window.lengths_are_ends,
+        Arguments(input, k, 1, sorted=False, index_dtype=torch.int32), operands,
+        group=window.group, values=False, index=pallas_kernels.Index(places.kind),
+        page_bits=places.page_bits, local=len(outputs) == 2,
+        lengths_are_ends=window.lengths_are_ends,
     )  # fmt: skip
     return call is not None and _launch.write(call, key, outputs, input, *operands.values())
 
@@ -158,22 +161,8 @@ def _placed(local: torch.Tensor, places: Places) -> torch.Tensor:
 
 def check_input(name: str, input: Any, k: Any) -> int:
     """Raises unless `input` is a matrix of values jtopk orders; k as an int."""
-    if not isinstance(input, torch.Tensor):
-        raise TypeError(f"{name} is a {type(input).__name__}; expected a torch.Tensor")
-    _checks.plain(name, input)
+    _checks.tensor(name, input)
     if input.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(input.shape)}; expected two dimensions")
-    _check.dtype(_checks.dtype_name(input), argument=name, x64=True)
+    _check.dtype(_checks.dtype_name(input.dtype), argument=name, x64=True)
     return _check.k(k, input.shape[1], has_lengths=True)
-
-
-def per_row(name: str, numbers: Any, input: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless `numbers` is int32 or int64 of `shape` on input's device."""
-    if not isinstance(numbers, torch.Tensor):
-        raise ValueError(f"{name} is a {type(numbers).__name__}; expected a torch.Tensor")
-    if numbers.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} has dtype {numbers.dtype}; expected torch.int32 or torch.int64")
-    if tuple(numbers.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(numbers.shape)}; expected {shape}")
-    if numbers.device != input.device:
-        raise ValueError(f"{name} is on {numbers.device}; expected {input.device}")

@@ -15,7 +15,7 @@ import torch
 
 from bridge import _checks
 from bridge._top_k import top_k as _top_k
-from bridge.dropin._rows import Places, Window, check_input, per_row, select
+from bridge.dropin._rows import Places, Window, check_input, select
 
 
 def top_k(
@@ -159,7 +159,7 @@ def top_k_page_table_transform(
             _checks.one_out(name, tensor, input, shape, torch.int32)
     if out is None:
         out = torch.empty(shape, dtype=torch.int32, device=input.device)
-    if out_raw_indices is not None and not _checks.apart(out, out_raw_indices):
+    if out_raw_indices is not None and _checks.overlap(out, out_raw_indices):
         raise ValueError("out and out_raw_indices overlap each other")
     places = Places(
         table=table, page_bits=page_size.bit_length() - 1, batches=row_to_batch,
@@ -172,7 +172,7 @@ def top_k_page_table_transform(
 def _check_rows(input: torch.Tensor, **numbers: Any) -> None:
     for name, tensor in numbers.items():
         if tensor is not None or name in ("lengths", "offsets"):
-            per_row(name, tensor, input, (input.shape[0],))
+            _checks.row_numbers(name, tensor, input, (input.shape[0],))
 
 
 def _smaller_indices(tie_break: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bridge import _checks
-from bridge.dropin._rows import Places, Window, check_input, per_row, select
+from bridge.dropin._rows import Places, Window, check_input, select
 
 
 def persistent_topk(
@@ -91,7 +91,8 @@ def top_k_per_row_decode(
     if isinstance(seq_lens, torch.Tensor) and seq_lens.ndim == 2:
         lengths, group = _flat("seq_lens", seq_lens, logits, numRows), 1
     else:
-        per_row("seq_lens", seq_lens, logits, (numRows // next_n,))
+        requests = (numRows // next_n,)
+        _checks.row_numbers("seq_lens", seq_lens, logits, requests, each="request")
         lengths, group = seq_lens, next_n
     _checks.one_out("indices", indices, logits, (numRows, topK), torch.int32)
     select(logits, topK, Window(lengths, group=group), Places(), indices)
@@ -122,8 +123,8 @@ def top_k_per_row_prefill(
     """
     topK = check_input("logits", logits, topK)
     logits, indices = _rows(logits, indices, numRows, stride0, stride1)
-    per_row("rowStarts", rowStarts, logits, (numRows,))
-    per_row("rowEnds", rowEnds, logits, (numRows,))
+    _checks.row_numbers("rowStarts", rowStarts, logits, (numRows,))
+    _checks.row_numbers("rowEnds", rowEnds, logits, (numRows,))
     _checks.one_out("indices", indices, logits, (numRows, topK), torch.int32)
     window = Window(rowEnds, rowStarts, lengths_are_ends=True)
     select(logits, topK, window, Places(), indices)
@@ -133,7 +134,7 @@ def _flat(name: str, lengths: Any, logits: torch.Tensor, rows: int) -> torch.Ten
     """Lengths of one or two dimensions as one for each row."""
     if isinstance(lengths, torch.Tensor) and lengths.ndim == 2:
         lengths = lengths.reshape(-1)
-    per_row(name, lengths, logits, (rows,))
+    _checks.row_numbers(name, lengths, logits, (rows,))
     return lengths
 
 
