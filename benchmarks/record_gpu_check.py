@@ -9,6 +9,7 @@ one past an allocation's.
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import importlib.metadata
 import json
@@ -44,12 +45,11 @@ RACES = [
 ]
 
 
-def run(command: list[str], log: Path, **environment: str) -> tuple[int, str]:
+def run(command: list[str], log: Path, environment: dict[str, str]) -> tuple[int, str]:
     """Exit code and output, which goes to the log as it comes."""
-    with log.open("a") as file:
+    with log.open("w") as file:
         file.write(f"$ {' '.join(command)}\n")
         file.flush()
-        start = file.tell()
         # In a session of its own, so that a hang's children end with it.
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **environment},
@@ -60,9 +60,7 @@ def run(command: list[str], log: Path, **environment: str) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-    with log.open() as file:
-        file.seek(start)
-        return code, file.read()
+    return code, log.read_text()
 
 
 def last(pattern: str, text: str) -> str:
@@ -76,7 +74,6 @@ def chip() -> str:
 
 
 def main(out: Path, chosen: list[str]) -> int:
-    log = out.with_suffix(".log")
     python = sys.executable
     # pytest-benchmark, if there is one, warns of xdist, and warnings are errors here.
     pytest = ["-m", "pytest", "-q", "-p", "no:benchmark", "-m", "gpu"]
@@ -105,13 +102,27 @@ def main(out: Path, chosen: list[str]) -> int:
     unknown = set(chosen) - set(steps)
     if unknown:
         raise SystemExit(f"unknown steps {sorted(unknown)}; there are {', '.join(steps)}")
+    names = chosen or list(steps)
+
+    def outcome(name: str) -> tuple[int, str]:
+        command, _, environment = steps[name]
+        return run(command, out.with_name(f"{out.stem}.{name}.log"), environment)
+
     codes = []
-    for name in chosen or steps:
-        command, pattern, environment = steps[name]
-        code, text = run(command, log, **environment)
+
+    def record(name: str, code: int, text: str) -> None:
         codes.append(code)
-        report[name] = {"exit code": code, "result": last(pattern, text)}
+        report[name] = {"exit code": code, "result": last(steps[name][1], text)}
         out.write_text(json.dumps(report, indent=1) + "\n")
+
+    alone = [name for name in names if name in ("demo", "tests")]
+    for name in alone:
+        record(name, *outcome(name))
+    # The sanitizers wait for the host most of the time, so they share the GPU.
+    together = [name for name in names if name not in alone]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name, (code, text) in zip(together, pool.map(outcome, together), strict=True):
+            record(name, code, text)
     if "demo" in report:
         report["demo"]["result"] = json.loads(report["demo"]["result"] or "{}")
     out.write_text(json.dumps(report, indent=1) + "\n")

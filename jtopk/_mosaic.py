@@ -40,7 +40,8 @@ def top_k(
         kernel.config,
         kernel.to_key,
         buffer,
-        jnp.asarray(pallas_kernels.pack_numbers(kernel.numbers)),
+        # Each a literal: a partitioned function may have no constant arrays.
+        jnp.stack([jnp.int32(word) for word in pallas_kernels.pack_numbers(kernel.numbers)]),
         rows=view.rows,
         operands={
             name: _row_numbers(numbers, view.columns)

@@ -135,7 +135,6 @@ try:
         inline_ptx = mgpu_utils.inline_ptx
         constant = mgpu_utils.c
         thread_idx = mgpu_utils.thread_idx
-        warpgroup_barrier = mgpu.warpgroup_barrier
 except (ImportError, AttributeError) as error:
     _missing = str(error)
 
@@ -158,5 +157,4 @@ __all__ = [
     "thread_idx",
     "unavailable",
     "vector",
-    "warpgroup_barrier",
 ]

@@ -34,7 +34,6 @@ from pallas_kernels._compat import (
     scf,
     thread_idx,
     vector,
-    warpgroup_barrier,
 )
 from pallas_kernels._record import PARAMETER_SHIFT, Rows, Wide
 
@@ -124,6 +123,22 @@ def _when(condition: Any, then: Any) -> None:
     with ir.InsertionPoint(branch.then_block):
         then()
         scf.yield_([])
+
+
+# Mosaic's own barrier is an asm statement that LLVM may copy into both arms of a branch, where
+# lanes of one warp then wait at different copies: a hang, seen on an H200. The two below are
+# intrinsics that it may not copy, and no code before them runs together with code after them. So
+# every leaf in which lanes part ends with one.
+
+
+def _warpgroup_barrier() -> None:
+    """The warpgroup's lanes wait for each other; barrier 0 is the block's."""
+    warpgroup = arith.shrui(thread_idx(), _i32(7))
+    nvvm.barrier(barrier_id=arith.addi(warpgroup, _i32(1)), number_of_threads=_i32(LANES))
+
+
+def _warp_barrier() -> None:
+    nvvm.bar_warp_sync(_i32(0xFFFFFFFF))
 
 
 def _elements(fragments: Any) -> list[list[Any]]:
@@ -290,6 +305,7 @@ def load_row(
 
             vectors = _if(arith.andi(touched, inside), whole, edge, wide)
             registers.append([vector.extract(vectors, [], [j]) for j in range(width)])
+        _warp_barrier()
         result = _fragments(registers, CHUNK)
         return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
@@ -340,6 +356,7 @@ def gather_row(
             [_if(_compare("sge", c, _i32()), lambda c=c: one(c), _i32, i32) for c in elements]
             for elements in _elements(columns)
         ]
+        _warp_barrier()
         result = _fragments(registers, size)
         return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
@@ -373,7 +390,7 @@ def histogram_add(hist_smem: Any, bins: jax.Array, *, width: int, interpret: boo
                     predicate=_compare("sge", b, _i32()),
                     has_side_effects=True,
                 )
-        warpgroup_barrier()
+        _warpgroup_barrier()
 
     add(hist_smem, bins)
 
@@ -421,7 +438,7 @@ def exclusive_scan(
                 _compare("eq", lane, _i32(31)),
                 lambda v=inclusive, s=slot: llvm.store(v, _address(base, s, i32)),
             )
-        warpgroup_barrier()
+        _warpgroup_barrier()
         running = _i32()
         result = []
         for r, elements in enumerate(registers):
@@ -437,7 +454,7 @@ def exclusive_scan(
                 sums.append(before)
                 before = arith.addi(before, e)
             result.append(sums)
-        warpgroup_barrier()  # the next scan may write the scratch
+        _warpgroup_barrier()  # the next scan may write the scratch
         return _fragments(result, size), Fragments.splat(running, (), is_signed=True)
 
     return scan(x, scratch_smem)
@@ -470,11 +487,11 @@ def reduce_sum(x: jax.Array, scratch_smem: Any, *, width: int, interpret: bool) 
             _compare("eq", lane, _i32()),
             lambda: llvm.store(total, _address(base, warp, i32)),
         )
-        warpgroup_barrier()
+        _warpgroup_barrier()
         result = _i32()
         for w in range(LANES // 32):
             result = arith.addi(result, llvm.load(i32, _address(base, _i32(w), i32)))
-        warpgroup_barrier()  # the next sum may write the scratch
+        _warpgroup_barrier()  # the next sum may write the scratch
         return Fragments.splat(result, (), is_signed=True)
 
     return reduce(x, scratch_smem)
@@ -525,7 +542,7 @@ def store_run(
                     _compare("ult", p, _i32(length)),  # unsigned: a negative one is too large
                     lambda p=p, v=v: llvm.store(v, _address(base, _sign_extended(p), element)),
                 )
-        warpgroup_barrier()
+        _warpgroup_barrier()
 
     store_lanes(target, positions, values)
 
@@ -600,6 +617,7 @@ def compare_exchange(
         for i in range(0, size // 2, threads):
             pair = arith.addi(thread_idx(), _i32(i))
             _when(_compare("ult", pair, _i32(size // 2)), lambda pair=pair: exchange(pair))
+        _warp_barrier()
 
     step(keys_smem, columns_smem, log_block, log_distance)
 

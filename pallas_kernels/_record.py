@@ -70,7 +70,9 @@ def numbers(
     """The numbers of a row view; `table` is a page table's rows, columns and row stride."""
     rows = int(np.prod(row_shape, dtype=np.int64))
     moves = zip((*row_shape, columns), (*row_strides, column_stride), strict=True)
-    end = offset + 1 + sum(max(size - 1, 0) * stride for size, stride in moves)
+    end = offset  # rows without columns hold nothing that may be read
+    if rows * columns > 0:
+        end += 1 + sum((size - 1) * stride for size, stride in moves)
     words = [rows, columns, offset, column_stride, end, group, *table]
     for size, stride in zip(row_shape, row_strides, strict=True):
         words += [size, stride]

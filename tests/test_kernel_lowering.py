@@ -14,7 +14,8 @@ import pallas_kernels
 if reason := pallas_kernels.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
-from jtopk import _mosaic, _plan, _strides
+import jtopk
+from jtopk import _backend, _mosaic, _plan, _strides
 from jtopk._order import Order
 
 DTYPES = "float32 bfloat16 float16 float8_e4m3fn float8_e5m2 int8 int16 int32 uint8 uint16 uint32"
@@ -78,6 +79,27 @@ def test_the_operand_is_used_as_it_is():
     before = text.split("custom_call @mosaic_gpu")[0].split("func.func public @main")[1]
     for operation in ("slice", "pad", "gather", "copy", "transpose"):
         assert f"stablehlo.{operation}" not in before
+
+
+@pytest.mark.parametrize("backend", ["mosaic_gpu", None])
+def test_dense_rows_go_by_the_partitioner(backend, monkeypatch):
+    monkeypatch.setattr(_backend, "gpu_problem", lambda: None)
+    x = jax.ShapeDtypeStruct((4, 300), jnp.float32)
+    lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+    @jax.jit
+    def call(x, lengths):
+        return jtopk.top_k(x, 3, lengths=lengths, backend=backend)
+
+    text = call.trace(x, lengths).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+
+
+def test_rows_without_columns_hold_nothing_to_read():
+    numbers = pallas_kernels.row_numbers(
+        columns=0, column_stride=1, offset=5, row_shape=(12,), row_strides=(1,)
+    )
+    assert pallas_kernels.span_of_numbers(numbers) == 0
 
 
 def test_numbers_are_64_bit():

@@ -115,6 +115,7 @@ def backends(device: str) -> list[str]:
     return ["aot_eager"] if device == "cpu" else ["aot_eager", "inductor"]
 
 
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of torch
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 def test_compile(device, dynamic):
