@@ -18,11 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import _lanes as lanes
 from pallas_kernels._compat import (
     Fragments,
-    StridedLayout,
     arith,
-    constant,
     gpu,
     inline_ptx,
     ir,
@@ -31,16 +30,15 @@ from pallas_kernels._compat import (
     nvvm,
     pl,
     plgpu,
-    scf,
     thread_idx,
     vector,
 )
+from pallas_kernels._lanes import LANES
 from pallas_kernels._record import PARAMETER_SHIFT, Rows, Wide
 
 CHUNK = 2048
 """Columns a warpgroup handles at a time: 16 a lane."""
 
-LANES = 128
 LOAD_BYTES = 16
 
 
@@ -54,120 +52,6 @@ def layout(size: int, width: int) -> Any:
     return plgpu.Layout.WG_STRIDED((size,), width)
 
 
-# Lane-level helpers. Each emits code for one lane.
-
-
-def _i32(value: int = 0) -> Any:
-    return constant(value, ir.IntegerType.get_signless(32))
-
-
-def _i64(value: int = 0) -> Any:
-    return constant(value, ir.IntegerType.get_signless(64))
-
-
-def _scalar(fragments: Any) -> Any:
-    return fragments.registers.item()
-
-
-def _wide(low: Any, high: Any) -> Any:
-    """The 64-bit number of two halves, which are uniform vectors."""
-    i64 = ir.IntegerType.get_signless(64)
-    low, high = arith.extui(i64, _scalar(low)), arith.extui(i64, _scalar(high))
-    return arith.ori(low, arith.shli(high, _i64(32)))
-
-
-def _halves(number: Any) -> tuple[Any, Any]:
-    """A 64-bit number as two uniform vectors."""
-    i32 = ir.IntegerType.get_signless(32)
-    low = arith.trunci(i32, number)
-    high = arith.trunci(i32, arith.shrui(number, _i64(32)))
-    return tuple(Fragments.splat(half, (), is_signed=True) for half in (low, high))
-
-
-def _sign_extended(value: Any) -> Any:
-    return arith.extsi(ir.IntegerType.get_signless(64), value)
-
-
-def _compare(kind: str, a: Any, b: Any) -> Any:
-    return arith.cmpi(getattr(arith.CmpIPredicate, kind), a, b)
-
-
-def _lane() -> Any:
-    return arith.andi(thread_idx(), _i32(LANES - 1))
-
-
-def _address(pointer: Any, index: Any, element: Any) -> Any:
-    dynamic = -(2**31)  # MLIR's mark for an index given as an operand
-    return llvm.getelementptr(
-        pointer.type, pointer, [index], [dynamic], element, llvm.GEPNoWrapFlags.none
-    )
-
-
-def _bits_type(ref: Any) -> Any:
-    element = ir.MemRefType(ref.type).element_type
-    return ir.IntegerType.get_signless(element.width)
-
-
-def _if(condition: Any, then: Any, otherwise: Any, kind: Any) -> Any:
-    """`then()` where the lane's condition holds, else `otherwise()`; both give a `kind`."""
-    branch = scf.IfOp(condition, [kind], has_else=True)
-    with ir.InsertionPoint(branch.then_block):
-        scf.yield_([then()])
-    with ir.InsertionPoint(branch.else_block):
-        scf.yield_([otherwise()])
-    return branch.results[0]
-
-
-def _when(condition: Any, then: Any) -> None:
-    branch = scf.IfOp(condition)
-    with ir.InsertionPoint(branch.then_block):
-        then()
-        scf.yield_([])
-
-
-# Mosaic's own barrier is an asm statement that LLVM may copy into both arms of a branch, where
-# lanes of one warp then wait at different copies: a hang, seen on an H200. The two below are
-# intrinsics that it may not copy, and no code before them runs together with code after them. So
-# every leaf in which lanes part ends with one.
-
-
-def _warpgroup_barrier() -> None:
-    """The warpgroup's lanes wait for each other; barrier 0 is the block's."""
-    warpgroup = arith.shrui(thread_idx(), _i32(7))
-    nvvm.barrier(barrier_id=arith.addi(warpgroup, _i32(1)), number_of_threads=_i32(LANES))
-
-
-def _warp_barrier() -> None:
-    nvvm.bar_warp_sync(_i32(0xFFFFFFFF))
-
-
-def _elements(fragments: Any) -> list[list[Any]]:
-    """A lane's elements, register by register."""
-    width = fragments.layout.vec_size
-    return [
-        [vector.extract(register, [], [j]) for j in range(width)]
-        for register in fragments.registers
-    ]
-
-
-def _fragments(registers: list[list[Any]], size: int) -> Any:
-    """A vector of int32 from each lane's elements."""
-    width = len(registers[0])
-    kind = ir.VectorType.get((width,), ir.IntegerType.get_signless(32))
-    packed = np.empty(len(registers), dtype=object)
-    for r, elements in enumerate(registers):
-        packed[r] = vector.from_elements(kind, elements)
-    return Fragments(_registers=packed, _layout=StridedLayout((size,), width), _is_signed=True)
-
-
-def _int32(shape: tuple[int, ...], where: Any) -> Any:
-    return plgpu.ShapeDtypeStruct(shape, jnp.int32, layout=where)
-
-
-SCALAR = None if plgpu is None else plgpu.Layout.WG_SPLAT
-REF = None if plgpu is None else plgpu.RefType()
-
-
 # The leaves.
 
 
@@ -179,10 +63,15 @@ def parameter(ref: Any, *, interpret: bool) -> Wide:
     if interpret:
         return Wide(ref[0], ref[1])
 
-    @plgpu.inline_mgpu(arg_types=(REF,), return_type=(_int32((), SCALAR), _int32((), SCALAR)))
+    @plgpu.inline_mgpu(
+        arg_types=(lanes.REF,),
+        return_type=(lanes.int32_vector((), lanes.SCALAR), lanes.int32_vector((), lanes.SCALAR)),
+    )
     def read(ctx, ref):
         i64 = ir.IntegerType.get_signless(64)
-        return _halves(arith.shrui(llvm.ptrtoint(i64, memref_ptr(ref)), _i64(PARAMETER_SHIFT)))
+        return lanes.halves(
+            arith.shrui(llvm.ptrtoint(i64, memref_ptr(ref)), lanes.c64(PARAMETER_SHIFT))
+        )
 
     return Wide(*read(ref))
 
@@ -199,19 +88,23 @@ def row_start(rows: Rows, row: jax.Array, *, interpret: bool) -> Wide:
     dims = len(rows.sizes)
 
     @plgpu.inline_mgpu(
-        arg_types=(SCALAR,) * (3 + 3 * dims), return_type=(_int32((), SCALAR), _int32((), SCALAR))
+        arg_types=(lanes.SCALAR,) * (3 + 3 * dims),
+        return_type=(lanes.int32_vector((), lanes.SCALAR), lanes.int32_vector((), lanes.SCALAR)),
     )
     def locate(ctx, row, low, high, *dimensions):
-        rest = _scalar(row)
-        start = _wide(low, high)
+        rest = lanes.scalar(row)
+        start = lanes.wide(low, high)
         for d in reversed(range(dims)):
             size, stride_low, stride_high = dimensions[3 * d : 3 * d + 3]
             index = rest
             if d > 0:
-                index, rest = arith.remui(rest, _scalar(size)), arith.divui(rest, _scalar(size))
-            stride = _wide(stride_low, stride_high)
-            start = arith.addi(start, arith.muli(_sign_extended(index), stride))
-        return _halves(start)
+                index, rest = (
+                    arith.remui(rest, lanes.scalar(size)),
+                    arith.divui(rest, lanes.scalar(size)),
+                )
+            stride = lanes.wide(stride_low, stride_high)
+            start = arith.addi(start, arith.muli(lanes.sign_extended(index), stride))
+        return lanes.halves(start)
 
     dimensions = zip(rows.sizes, rows.strides, strict=True)
     return Wide(*locate(row, *rows.offset, *(x for size, w in dimensions for x in (size, *w))))
@@ -247,51 +140,55 @@ def load_row(
         return jnp.where(valid, bits[index], jnp.uint32(0xA5A5A5A5))
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, *[SCALAR] * 11),
+        arg_types=(lanes.REF, *[lanes.SCALAR] * 11),
         return_type=plgpu.ShapeDtypeStruct((CHUNK,), jnp.uint32, layout=layout(CHUNK, width)),
     )
     def load(ctx, x, *scalars):
         i32 = ir.IntegerType.get_signless(32)
-        element = _bits_type(x)
+        element = lanes.bits_type(x)
         base = memref_ptr(x)
-        start, stride, lowest, limit = (_wide(*scalars[i : i + 2]) for i in (0, 2, 4, 6))
-        first, begin, end = (_scalar(x) for x in scalars[8:])
-        mine = arith.addi(first, arith.muli(_lane(), _i32(width)))
+        start, stride, lowest, limit = (lanes.wide(*scalars[i : i + 2]) for i in (0, 2, 4, 6))
+        first, begin, end = (lanes.scalar(x) for x in scalars[8:])
+        mine = arith.addi(first, arith.muli(lanes.lane(), lanes.c32(width)))
 
         def one(index):
-            value = llvm.load(element, _address(base, index, element))
+            value = llvm.load(element, lanes.address(base, index, element))
             return value if dtype.itemsize == 4 else arith.extui(i32, value)
 
         def narrow(column):
             """A vector's elements one by one, each only if it is valid."""
-            index = _sign_extended(column)
+            index = lanes.sign_extended(column)
             if not unit_stride:
                 index = arith.muli(index, stride)
             index = arith.addi(start, index)
-            valid = arith.andi(_compare("sge", column, begin), _compare("slt", column, end))
-            return _if(valid, lambda: one(index), _i32, i32)
+            valid = arith.andi(
+                lanes.compare("sge", column, begin), lanes.compare("slt", column, end)
+            )
+            return lanes.if_(valid, lambda: one(index), lanes.c32, i32)
 
         registers = []
         for r in range(CHUNK // (LANES * width)):
-            column = arith.addi(mine, _i32(r * LANES * width))
-            columns = [arith.addi(column, _i32(j)) for j in range(width)]
+            column = arith.addi(mine, lanes.c32(r * LANES * width))
+            columns = [arith.addi(column, lanes.c32(j)) for j in range(width)]
             if not unit_stride:
                 registers.append([narrow(c) for c in columns])
                 continue
             packed = ir.VectorType.get((width,), element)
             wide = ir.VectorType.get((width,), i32)
-            index = arith.addi(start, _sign_extended(column))
+            index = arith.addi(start, lanes.sign_extended(column))
             touched = arith.andi(
-                _compare("sgt", arith.addi(column, _i32(width)), begin),
-                _compare("slt", column, end),
+                lanes.compare("sgt", arith.addi(column, lanes.c32(width)), begin),
+                lanes.compare("slt", column, end),
             )
             inside = arith.andi(
-                _compare("sge", index, lowest),
-                _compare("sle", arith.addi(index, _i64(width)), limit),
+                lanes.compare("sge", index, lowest),
+                lanes.compare("sle", arith.addi(index, lanes.c64(width)), limit),
             )
 
             def whole(index=index, packed=packed, wide=wide):
-                loaded = llvm.load(packed, _address(base, index, element), alignment=LOAD_BYTES)
+                loaded = llvm.load(
+                    packed, lanes.address(base, index, element), alignment=LOAD_BYTES
+                )
                 return loaded if dtype.itemsize == 4 else arith.extui(wide, loaded)
 
             def edge(columns=columns, touched=touched, wide=wide):
@@ -299,14 +196,14 @@ def load_row(
                     return vector.from_elements(wide, [narrow(c) for c in columns])
 
                 def nothing():
-                    return vector.broadcast(wide, _i32())
+                    return vector.broadcast(wide, lanes.c32())
 
-                return _if(touched, elements, nothing, wide)
+                return lanes.if_(touched, elements, nothing, wide)
 
-            vectors = _if(arith.andi(touched, inside), whole, edge, wide)
+            vectors = lanes.if_(arith.andi(touched, inside), whole, edge, wide)
             registers.append([vector.extract(vectors, [], [j]) for j in range(width)])
-        _warp_barrier()
-        result = _fragments(registers, CHUNK)
+        lanes.warp_barrier()
+        result = lanes.fragments_of(registers, CHUNK)
         return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
     return load(
@@ -335,29 +232,32 @@ def gather_row(
     where = layout(size, width)
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, *[SCALAR] * 4, where),
+        arg_types=(lanes.REF, *[lanes.SCALAR] * 4, where),
         return_type=plgpu.ShapeDtypeStruct((size,), jnp.uint32, layout=where),
     )
     def gather(ctx, x, low, high, stride_low, stride_high, columns):
         i32 = ir.IntegerType.get_signless(32)
-        element = _bits_type(x)
+        element = lanes.bits_type(x)
         base = memref_ptr(x)
-        start, stride = _wide(low, high), _wide(stride_low, stride_high)
+        start, stride = lanes.wide(low, high), lanes.wide(stride_low, stride_high)
 
         def one(column):
-            index = _sign_extended(column)
+            index = lanes.sign_extended(column)
             if not unit_stride:
                 index = arith.muli(index, stride)
             index = arith.addi(start, index)
-            value = llvm.load(element, _address(base, index, element))
+            value = llvm.load(element, lanes.address(base, index, element))
             return value if dtype.itemsize == 4 else arith.extui(i32, value)
 
         registers = [
-            [_if(_compare("sge", c, _i32()), lambda c=c: one(c), _i32, i32) for c in elements]
-            for elements in _elements(columns)
+            [
+                lanes.if_(lanes.compare("sge", c, lanes.c32()), lambda c=c: one(c), lanes.c32, i32)
+                for c in elements
+            ]
+            for elements in lanes.elements_of(columns)
         ]
-        _warp_barrier()
-        result = _fragments(registers, size)
+        lanes.warp_barrier()
+        result = lanes.fragments_of(registers, size)
         return Fragments(_registers=result.registers, _layout=result.layout, _is_signed=False)
 
     return gather(x_gmem, *start, *rows.column_stride, columns)
@@ -375,22 +275,22 @@ def histogram_add(hist_smem: Any, bins: jax.Array, *, width: int, interpret: boo
         hist_smem[...] = hist_smem[...] + counted[:-1]
         return
 
-    @plgpu.inline_mgpu(arg_types=(REF, layout(size, width)))
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, layout(size, width)))
     def add(ctx, hist, bins):
         i32 = ir.IntegerType.get_signless(32)
         base = memref_ptr(hist)
-        for elements in _elements(bins):
+        for elements in lanes.elements_of(bins):
             for b in elements:
                 # Without a result (red) and with the scope of a block: llvm.atomicrmw gives
                 # a returning atomic of system scope.
                 inline_ptx(
                     "red.relaxed.cta.shared::cta.add.u32 [$0], $1;",
-                    _address(base, b, i32),
-                    _i32(1),
-                    predicate=_compare("sge", b, _i32()),
+                    lanes.address(base, b, i32),
+                    lanes.c32(1),
+                    predicate=lanes.compare("sge", b, lanes.c32()),
                     has_side_effects=True,
                 )
-        _warpgroup_barrier()
+        lanes.warpgroup_barrier()
 
     add(hist_smem, bins)
 
@@ -410,16 +310,17 @@ def exclusive_scan(
     where = layout(size, width)
 
     @plgpu.inline_mgpu(
-        arg_types=(where, REF), return_type=(_int32((size,), where), _int32((), SCALAR))
+        arg_types=(where, lanes.REF),
+        return_type=(lanes.int32_vector((size,), where), lanes.int32_vector((), lanes.SCALAR)),
     )
     def scan(ctx, x, scratch):
         i32 = ir.IntegerType.get_signless(32)
-        registers = _elements(x)
+        registers = lanes.elements_of(x)
         warps = LANES // 32
-        lane = arith.andi(thread_idx(), _i32(31))
-        warp = arith.andi(arith.shrui(thread_idx(), _i32(5)), _i32(warps - 1))
+        lane = arith.andi(thread_idx(), lanes.c32(31))
+        warp = arith.andi(arith.shrui(thread_idx(), lanes.c32(5)), lanes.c32(warps - 1))
         base = memref_ptr(scratch)
-        full, clamp = _i32(0xFFFFFFFF), _i32(0)
+        full, clamp = lanes.c32(0xFFFFFFFF), lanes.c32(0)
 
         before_lane = []
         for r, elements in enumerate(registers):
@@ -428,25 +329,27 @@ def exclusive_scan(
                 own = arith.addi(own, e)
             inclusive = own
             for step in (1, 2, 4, 8, 16):
-                below = nvvm.shfl_sync(full, inclusive, _i32(step), clamp, nvvm.ShflKind.up)
+                below = nvvm.shfl_sync(full, inclusive, lanes.c32(step), clamp, nvvm.ShflKind.up)
                 inclusive = arith.select(
-                    _compare("sge", lane, _i32(step)), arith.addi(inclusive, below), inclusive
+                    lanes.compare("sge", lane, lanes.c32(step)),
+                    arith.addi(inclusive, below),
+                    inclusive,
                 )
             before_lane.append(arith.subi(inclusive, own))
-            slot = arith.addi(warp, _i32(r * warps))
-            _when(
-                _compare("eq", lane, _i32(31)),
-                lambda v=inclusive, s=slot: llvm.store(v, _address(base, s, i32)),
+            slot = arith.addi(warp, lanes.c32(r * warps))
+            lanes.when(
+                lanes.compare("eq", lane, lanes.c32(31)),
+                lambda v=inclusive, s=slot: llvm.store(v, lanes.address(base, s, i32)),
             )
-        _warpgroup_barrier()
-        running = _i32()
+        lanes.warpgroup_barrier()
+        running = lanes.c32()
         result = []
         for r, elements in enumerate(registers):
             before = running
             for w in range(warps):
-                total = llvm.load(i32, _address(base, _i32(r * warps + w), i32))
-                counts = _compare("ult", _i32(w), warp)
-                before = arith.addi(before, arith.select(counts, total, _i32()))
+                total = llvm.load(i32, lanes.address(base, lanes.c32(r * warps + w), i32))
+                counts = lanes.compare("ult", lanes.c32(w), warp)
+                before = arith.addi(before, arith.select(counts, total, lanes.c32()))
                 running = arith.addi(running, total)
             before = arith.addi(before, before_lane[r])
             sums = []
@@ -454,8 +357,8 @@ def exclusive_scan(
                 sums.append(before)
                 before = arith.addi(before, e)
             result.append(sums)
-        _warpgroup_barrier()  # the next scan may write the scratch
-        return _fragments(result, size), Fragments.splat(running, (), is_signed=True)
+        lanes.warpgroup_barrier()  # the next scan may write the scratch
+        return lanes.fragments_of(result, size), Fragments.splat(running, (), is_signed=True)
 
     return scan(x, scratch_smem)
 
@@ -469,29 +372,32 @@ def reduce_sum(x: jax.Array, scratch_smem: Any, *, width: int, interpret: bool) 
     if interpret:
         return jnp.sum(x, dtype=jnp.int32)
 
-    @plgpu.inline_mgpu(arg_types=(layout(x.shape[0], width), REF), return_type=_int32((), SCALAR))
+    @plgpu.inline_mgpu(
+        arg_types=(layout(x.shape[0], width), lanes.REF),
+        return_type=lanes.int32_vector((), lanes.SCALAR),
+    )
     def reduce(ctx, x, scratch):
         i32 = ir.IntegerType.get_signless(32)
-        total = _i32()
-        for elements in _elements(x):
+        total = lanes.c32()
+        for elements in lanes.elements_of(x):
             for e in elements:
                 total = arith.addi(total, e)
-        full, clamp = _i32(0xFFFFFFFF), _i32(31)
+        full, clamp = lanes.c32(0xFFFFFFFF), lanes.c32(31)
         for step in (16, 8, 4, 2, 1):
-            other = nvvm.shfl_sync(full, total, _i32(step), clamp, nvvm.ShflKind.bfly)
+            other = nvvm.shfl_sync(full, total, lanes.c32(step), clamp, nvvm.ShflKind.bfly)
             total = arith.addi(total, other)
         base = memref_ptr(scratch)
-        warp = arith.andi(arith.shrui(thread_idx(), _i32(5)), _i32(LANES // 32 - 1))
-        lane = arith.andi(thread_idx(), _i32(31))
-        _when(
-            _compare("eq", lane, _i32()),
-            lambda: llvm.store(total, _address(base, warp, i32)),
+        warp = arith.andi(arith.shrui(thread_idx(), lanes.c32(5)), lanes.c32(LANES // 32 - 1))
+        lane = arith.andi(thread_idx(), lanes.c32(31))
+        lanes.when(
+            lanes.compare("eq", lane, lanes.c32()),
+            lambda: llvm.store(total, lanes.address(base, warp, i32)),
         )
-        _warpgroup_barrier()
-        result = _i32()
+        lanes.warpgroup_barrier()
+        result = lanes.c32()
         for w in range(LANES // 32):
-            result = arith.addi(result, llvm.load(i32, _address(base, _i32(w), i32)))
-        _warpgroup_barrier()  # the next sum may write the scratch
+            result = arith.addi(result, llvm.load(i32, lanes.address(base, lanes.c32(w), i32)))
+        lanes.warpgroup_barrier()  # the next sum may write the scratch
         return Fragments.splat(result, (), is_signed=True)
 
     return reduce(x, scratch_smem)
@@ -530,19 +436,25 @@ def store_run(
 
     where = layout(size, width)
 
-    @plgpu.inline_mgpu(arg_types=(REF, where, where))
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, where, where))
     def store_lanes(ctx, target, positions, values):
-        element = _bits_type(target)
+        element = lanes.bits_type(target)
         base = memref_ptr(target)
-        for p_elements, v_elements in zip(_elements(positions), _elements(values), strict=True):
+        for p_elements, v_elements in zip(
+            lanes.elements_of(positions), lanes.elements_of(values), strict=True
+        ):
             for p, v in zip(p_elements, v_elements, strict=True):
                 if element.width != 32:
                     v = (arith.extsi if element.width == 64 else arith.trunci)(element, v)
-                _when(
-                    _compare("ult", p, _i32(length)),  # unsigned: a negative one is too large
-                    lambda p=p, v=v: llvm.store(v, _address(base, _sign_extended(p), element)),
+                lanes.when(
+                    lanes.compare(
+                        "ult", p, lanes.c32(length)
+                    ),  # unsigned: a negative one is too large
+                    lambda p=p, v=v: llvm.store(
+                        v, lanes.address(base, lanes.sign_extended(p), element)
+                    ),
                 )
-        _warpgroup_barrier()
+        lanes.warpgroup_barrier()
 
     store_lanes(target, positions, values)
 
@@ -581,30 +493,34 @@ def compare_exchange(
 
         return
 
-    @plgpu.inline_mgpu(arg_types=(REF, REF, SCALAR, SCALAR))
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.REF, lanes.SCALAR, lanes.SCALAR))
     def step(ctx, keys, columns, log_block, log_distance):
         i32 = ir.IntegerType.get_signless(32)
         key_base, column_base = memref_ptr(keys), memref_ptr(columns)
-        log_block, log_distance = _scalar(log_block), _scalar(log_distance)
-        distance = arith.shli(_i32(1), log_distance)
-        within = arith.subi(distance, _i32(1))
+        log_block, log_distance = lanes.scalar(log_block), lanes.scalar(log_distance)
+        distance = arith.shli(lanes.c32(1), log_distance)
+        within = arith.subi(distance, lanes.c32(1))
         threads = warpgroups * LANES
 
         def exchange(pair):
             above = arith.shrui(pair, log_distance)
             low = arith.ori(
-                arith.shli(above, arith.addi(log_distance, _i32(1))), arith.andi(pair, within)
+                arith.shli(above, arith.addi(log_distance, lanes.c32(1))), arith.andi(pair, within)
             )
             high = arith.ori(low, distance)
-            ka, kb = (_address(key_base, i, i32) for i in (low, high))
-            ca, cb = (_address(column_base, i, i32) for i in (low, high))
+            ka, kb = (lanes.address(key_base, i, i32) for i in (low, high))
+            ca, cb = (lanes.address(column_base, i, i32) for i in (low, high))
             key_a, key_b = llvm.load(i32, ka), llvm.load(i32, kb)
             column_a, column_b = llvm.load(i32, ca), llvm.load(i32, cb)
             a_first = arith.ori(
-                _compare("ugt", key_a, key_b),
-                arith.andi(_compare("eq", key_a, key_b), _compare("slt", column_a, column_b)),
+                lanes.compare("ugt", key_a, key_b),
+                arith.andi(
+                    lanes.compare("eq", key_a, key_b), lanes.compare("slt", column_a, column_b)
+                ),
             )
-            forward = _compare("eq", arith.andi(arith.shrui(low, log_block), _i32(1)), _i32())
+            forward = lanes.compare(
+                "eq", arith.andi(arith.shrui(low, log_block), lanes.c32(1)), lanes.c32()
+            )
 
             def swap():
                 llvm.store(key_b, ka)
@@ -612,12 +528,14 @@ def compare_exchange(
                 llvm.store(column_b, ca)
                 llvm.store(column_a, cb)
 
-            _when(arith.xori(a_first, forward), swap)
+            lanes.when(arith.xori(a_first, forward), swap)
 
         for i in range(0, size // 2, threads):
-            pair = arith.addi(thread_idx(), _i32(i))
-            _when(_compare("ult", pair, _i32(size // 2)), lambda pair=pair: exchange(pair))
-        _warp_barrier()
+            pair = arith.addi(thread_idx(), lanes.c32(i))
+            lanes.when(
+                lanes.compare("ult", pair, lanes.c32(size // 2)), lambda pair=pair: exchange(pair)
+            )
+        lanes.warp_barrier()
 
     step(keys_smem, columns_smem, log_block, log_distance)
 
