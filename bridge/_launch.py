@@ -25,7 +25,7 @@ import torch
 import pallas_kernels
 from bridge import _checks, _private
 from bridge._checks import Arguments
-from jtopk import _mosaic, _order, _plan, _strides
+from jtopk import _mosaic, _plan, _strides
 from jtopk._order import Order
 
 CALLS = 4096
@@ -333,11 +333,9 @@ def _module(
     config: pallas_kernels.SelectConfig, dtype: str, largest: bool, index_dtype: str,
     words: tuple[tuple[str, int], ...],
 ) -> bytes:  # fmt: skip
-    to_key = functools.partial(
-        _order.key, dtype=np.dtype(dtype), largest=largest, order=Order.TORCH
-    )
+    keys = _mosaic.keys(np.dtype(dtype), largest, Order.TORCH)
     return pallas_kernels.lower(
-        config, to_key, dtype=np.dtype(dtype), index_dtype=np.dtype(index_dtype),
+        config, keys, dtype=np.dtype(dtype), index_dtype=np.dtype(index_dtype),
         words=dict(words),
     )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,11 +33,12 @@ def top_k(
     Takes and returns what `_xla.top_k` does. `starts` and `lengths` need not be clamped.
     """
     kernel = kernel_for(
-        np.dtype(buffer.dtype), view, k, largest=largest, sorted=sorted, order=order
-    )
+        np.dtype(buffer.dtype), view, k, largest=largest, sorted=sorted, order=order,
+        interpret=interpret,
+    )  # fmt: skip
     values, indices = pallas_kernels.select_rows(
         kernel.config,
-        kernel.to_key,
+        kernel.keys,
         buffer,
         # Each a literal: a partitioned function may have no constant arrays.
         jnp.stack([jnp.int32(word) for word in pallas_kernels.pack_numbers(kernel.numbers)]),
@@ -51,7 +51,7 @@ def top_k(
         interpret=interpret,
     )
     if kernel.sort_afterwards:
-        values, indices = _sort(values, indices, kernel.to_key)
+        values, indices = _sort(values, indices, kernel.keys.to_key)
     shape = (*view.row_shape, k)
     return values.reshape(shape), indices.reshape(shape)
 
@@ -61,13 +61,13 @@ class Kernel:
     """Which kernel a call needs and the numbers it is launched with.
 
     Attributes:
-      config, to_key: for `pallas_kernels`; they and the dtypes decide what is compiled.
+      config, keys: for `pallas_kernels`; they and the dtypes decide what is compiled.
       numbers: where the rows are, for `pallas_kernels.pack_numbers`.
       sort_afterwards: whether k is too large for the kernel to put its output in order.
     """
 
     config: Any
-    to_key: Callable[[jax.Array], jax.Array]
+    keys: Any
     numbers: list[int]
     sort_afterwards: bool
 
@@ -82,14 +82,18 @@ def kernel_for(
     order: Order,
     group: int = 1,
     table: tuple[int, int, int] = (0, 0, 0),
+    interpret: bool = False,
     **config: Any,
 ) -> Kernel:
     """The kernel for rows of `dtype` that lie as `view` says.
 
     `group` and `table` are as for `pallas_kernels.row_numbers`, `config` more of the kernel's
-    configuration.
+    configuration. An interpreted team has one warpgroup: see `pallas_kernels._team`.
     """
-    plan = _plan.plan(view.rows, view.columns, k, sorted=sorted)
+    plan = _plan.plan(
+        view.rows, view.columns, k, sorted=sorted, unit_stride=view.column_stride == 1,
+        itemsize=dtype.itemsize, members=1 if interpret else _plan.TEAM_WARPGROUPS,
+    )  # fmt: skip
     row_shape, row_strides = _strides.merge_rows(view.row_shape, view.row_strides)
     last = _order.last_value(dtype, largest=largest)
     select = pallas_kernels.SelectConfig(
@@ -101,6 +105,10 @@ def kernel_for(
         unit_stride=view.column_stride == 1,
         warpgroups=plan.warpgroups,
         blocks=plan.blocks,
+        teams=plan.teams,
+        cluster=plan.cluster,
+        capacity=plan.capacity,
+        whole=plan.whole,
         **config,
     )
     numbers = pallas_kernels.row_numbers(
@@ -112,8 +120,15 @@ def kernel_for(
         group=group,
         table=table,
     )
-    to_key = functools.partial(_order.key, dtype=dtype, largest=largest, order=order)
-    return Kernel(select, to_key, numbers, plan.sort == "xla")
+    return Kernel(select, keys(dtype, largest, order), numbers, plan.sort == "xla")
+
+
+def keys(dtype: np.dtype, largest: bool, order: Order) -> Any:
+    """The order of a dtype's values, as the kernels take it."""
+    which: dict[str, Any] = {"dtype": dtype, "largest": largest, "order": order}
+    return pallas_kernels.Keys(
+        functools.partial(_order.key, **which), functools.partial(_order.from_key, **which)
+    )
 
 
 def _row_numbers(x: jax.Array, columns: int) -> jax.Array:

@@ -107,6 +107,28 @@ def key(bits: jax.Array, dtype: Any, *, largest: bool, order: Order) -> jax.Arra
     return ranked if largest else ranked ^ ones
 
 
+def from_key(
+    keys: jax.Array, dtype: Any, *, largest: bool, order: Order
+) -> tuple[jax.Array, jax.Array | None]:
+    """The inverse of `key`: bits, and whether they are the only ones with this key.
+
+    None for the second where all are, which is under `Order.TOTAL` and for integers.
+    """
+    dtype = np.dtype(dtype)
+    carrier = carrier_dtype(dtype)
+    width = bit_width(dtype)
+    sign = carrier.type(1 << (width - 1))
+    ones = carrier.type((1 << width) - 1)
+    ranked = keys if largest else keys ^ ones
+    if not _is_float(dtype):
+        return (ranked ^ sign if jnp.issubdtype(dtype, jnp.signedinteger) else ranked), None
+    bits = jnp.where((ranked & sign) != carrier.type(0), ranked ^ sign, ranked ^ ones)
+    if order is Order.TOTAL:
+        return bits, None
+    # All zeros have the key of +0, and all NaNs the last one.
+    return bits, (ranked != sign) & (ranked != ones)
+
+
 LOWEST_FLOAT32_BITS = np.uint32(0xFFFFFFFF)
 """Of the float32 that comes last in jax.lax.top_k's total order."""
 

@@ -12,6 +12,12 @@ from jtopk import _order
 KERNEL_BITS = (8, 16, 32)
 SORT_IN_KERNEL = 4096
 WARPGROUPS = 4
+CHUNK = 2048
+"""Columns a warpgroup handles at a time."""
+
+ONE_PASS_K = 4096
+TEAM_WARPGROUPS = 8
+"""Most warpgroups of a block of the one-pass design: 1024 threads, one block a multiprocessor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +33,21 @@ class Plan:
 
     Attributes:
       warpgroups: warpgroups of 128 threads a block.
-      blocks: blocks of the grid.
+      blocks: blocks of the grid, or clusters of them.
       sort: "none", "kernel" (in shared memory) or "xla" (afterwards, for a large k).
+      teams: teams of a block, each with rows of its own; 0 for the radix design.
+      cluster: blocks that share a row.
+      capacity: elements a team can keep of a row.
+      whole: whether a team's registers hold a row.
     """
 
     warpgroups: int
     blocks: int
     sort: str
+    teams: int = 0
+    cluster: int = 1
+    capacity: int = 0
+    whole: bool = False
 
 
 def unsupported(dtype: Any) -> str | None:
@@ -43,15 +57,66 @@ def unsupported(dtype: Any) -> str | None:
     return None
 
 
-def plan(rows: int, columns: int, k: int, *, sorted: bool, chip: Chip = Chip()) -> Plan:
-    """The plan for `rows` rows of `columns` columns."""
+def plan(
+    rows: int,
+    columns: int,
+    k: int,
+    *,
+    sorted: bool,
+    unit_stride: bool = True,
+    itemsize: int = 4,
+    members: int = TEAM_WARPGROUPS,
+    chip: Chip = Chip(),
+) -> Plan:
+    """The plan for `rows` rows of `columns` columns, neighbours in memory or not.
+
+    `members` is how many warpgroups may share a row in the one-pass design.
+    """
+    if unit_stride and k <= ONE_PASS_K:
+        return _one_pass(rows, columns, k, itemsize, members, chip)
     # A warpgroup for each chunk of 2048 columns, up to 4: past that a block has enough loads in
     # flight, and several rows share a multiprocessor.
-    warpgroups = min(WARPGROUPS, max(1, -(-columns // 2048)))
+    warpgroups = min(WARPGROUPS, max(1, -(-columns // CHUNK)))
     sort = "none"
     if sorted and k > 1:
         sort = "kernel" if k <= SORT_IN_KERNEL else "xla"
     # Blocks beyond what is resident take their rows later; 4 a multiprocessor cover it. A power
     # of two below that, so that few kernels serve all batch sizes: a block without rows ends.
-    blocks = min(1 << (max(rows, 1) - 1).bit_length(), 4 * chip.multiprocessors)
+    blocks = min(_power_of_two(rows), 4 * chip.multiprocessors)
     return Plan(warpgroups=warpgroups, blocks=blocks, sort=sort)
+
+
+def _one_pass(
+    rows: int, columns: int, k: int, itemsize: int, most_members: int, chip: Chip
+) -> Plan:
+    """Read once; a block fills a multiprocessor, and takes rows until there are none."""
+    # A row may begin inside its first 16 bytes.
+    chunks = -(-(columns + 16 // itemsize - 1) // CHUNK)
+    whole = chunks <= most_members
+    cluster = 1
+    if whole:
+        members = _power_of_two(chunks)
+        # What shares the cut's last 22 bits comes along.
+        capacity = -(-(k * 3 // 2 + 512) // 512) * 512
+        room = 6144 // capacity if capacity <= 6144 else 1
+        teams = min(TEAM_WARPGROUPS // members, 1 << (max(room, 1).bit_length() - 1))
+        teams = min(teams, _power_of_two(-(-rows // chip.multiprocessors)))
+    else:
+        # Two teams hide each other's waits where rows are many and a sample of 4096 says enough.
+        several = rows > chip.multiprocessors and columns <= 2**18 and k <= 2048
+        teams, capacity = (2, 6144) if several else (1, 12288)
+        members = min(TEAM_WARPGROUPS // teams, most_members)
+        # The interpreter has no clusters, and teams of one warpgroup only.
+        most = 1 if most_members == 1 else min(16, chunks // 4)
+        while cluster < most and rows * cluster * 2 <= chip.multiprocessors:
+            cluster *= 2
+    blocks = min(_power_of_two(-(-rows // teams)), chip.multiprocessors // cluster)
+    return Plan(
+        warpgroups=members * teams, blocks=blocks, sort="kernel", teams=teams, cluster=cluster,
+        capacity=capacity, whole=whole,
+    )  # fmt: skip
+
+
+def _power_of_two(n: int) -> int:
+    """The least one that is n or more."""
+    return 1 << (max(n, 1) - 1).bit_length()

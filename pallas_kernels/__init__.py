@@ -23,15 +23,17 @@ __all__ = [
 ]
 
 if unavailable() is None:
+    from pallas_kernels._config import SORT_LIMIT, Keys, SelectConfig
     from pallas_kernels._index import OPERANDS, Index
+    from pallas_kernels._kernel import select_rows
     from pallas_kernels._native import Kernel, lower
-    from pallas_kernels._select import SORT_LIMIT, SelectConfig, select_rows
 
     __all__ += [
         "OPERANDS",
         "SORT_LIMIT",
         "Index",
         "Kernel",
+        "Keys",
         "SelectConfig",
         "lower",
         "select_rows",

@@ -124,7 +124,7 @@ try:
     from jax.experimental.mosaic.gpu import utils as mgpu_utils
     from jax.experimental.pallas import mosaic_gpu as plgpu
     from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf, vector
+    from jaxlib.mlir.dialects import arith, gpu, llvm, math, nvvm, scf, vector
 
     if jax.__version_info__ >= MINIMUM_JAX:
         WARPGROUP_SEMANTICS = mgpu.LoweringSemantics.Warpgroup
@@ -149,6 +149,7 @@ __all__ = [
     "inline_ptx",
     "ir",
     "llvm",
+    "math",
     "memref_ptr",
     "nvvm",
     "pl",

@@ -15,6 +15,7 @@ from pallas_kernels._compat import (
     constant,
     ir,
     llvm,
+    math,
     nvvm,
     plgpu,
     scf,
@@ -110,6 +111,38 @@ def warpgroup_barrier() -> None:
 
 def warp_barrier() -> None:
     nvvm.bar_warp_sync(c32(0xFFFFFFFF))
+
+
+def lane_of_warp() -> Any:
+    return arith.andi(thread_idx(), c32(WARP - 1))
+
+
+def from_lane(value: Any, lane: int) -> Any:
+    """What one lane of the warp has."""
+    return nvvm.shfl_sync(c32(0xFFFFFFFF), value, c32(lane), c32(WARP - 1), nvvm.ShflKind.idx)
+
+
+def warp_inclusive_sum(value: Any) -> Any:
+    """The sum over the warp's lanes up to this one."""
+    for step in (1, 2, 4, 8, 16):
+        below = nvvm.shfl_sync(c32(0xFFFFFFFF), value, c32(step), c32(), nvvm.ShflKind.up)
+        value = arith.select(
+            compare("sge", lane_of_warp(), c32(step)), arith.addi(value, below), value
+        )
+    return value
+
+
+def any_of_warp(condition: Any) -> Any:
+    return nvvm.vote_sync(c32(0xFFFFFFFF), condition, nvvm.VoteSyncKind.any)
+
+
+def leading_zeros(value: Any) -> Any:
+    return math.ctlz(value)
+
+
+def splat(value: Any) -> Any:
+    """A scalar of the kernel from one that all lanes have."""
+    return Fragments.splat(value, (), is_signed=True)
 
 
 def elements_of(fragments: Any) -> list[list[Any]]:

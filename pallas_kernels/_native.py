@@ -7,20 +7,21 @@ of one element stand for arrays of any size, and numbers are passed as addresses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _compat, _record
+from pallas_kernels._config import Keys, SelectConfig
 from pallas_kernels._index import OPERANDS
-from pallas_kernels._select import SelectConfig, select_rows
+from pallas_kernels._kernel import select_rows
 
 
 def lower(
     config: SelectConfig,
-    to_key: Callable[[jax.Array], jax.Array],
+    keys: Keys,
     *,
     dtype: Any,
     index_dtype: Any,
@@ -32,7 +33,7 @@ def lower(
     `PARAMETER_SHIFT`, those of `OPERANDS` it has, and its outputs.
 
     Args:
-      config, to_key: as for `select_rows`.
+      config, keys: as for `select_rows`.
       dtype: of the values.
       index_dtype: int32 or int64.
       words: the operands it has, each with 1 for int32 or 2 for int64.
@@ -47,7 +48,7 @@ def lower(
 
     def call(x, numbers, *arrays):
         return select_rows(
-            config, to_key, x, numbers, rows=1, index_dtype=index_dtype,
+            config, keys, x, numbers, rows=1, index_dtype=index_dtype,
             operands=dict(zip(operands, arrays, strict=True)),
         )  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_numbers_as_parameters_and_windows_of_both_widths(dtype):
     numbers = pallas_kernels.move_numbers(kernel.numbers, offset)
     values, indices = pallas_kernels.select_rows(
         kernel.config,
-        kernel.to_key,
+        kernel.keys,
         jnp.asarray(flat),
         [jnp.asarray(pallas_kernels.pack_numbers([n])) for n in numbers],
         rows=rows,
@@ -166,7 +166,7 @@ def test_what_is_written_for_a_column(kind, sorted):
     arrays = {name: row_operand(n) for name, n in operands.items() if name != "table"}
     indices, *local = pallas_kernels.select_rows(
         config,
-        kernel.to_key,
+        kernel.keys,
         jnp.asarray(flat),
         jnp.asarray(pallas_kernels.pack_numbers(numbers)),
         rows=rows,
@@ -199,7 +199,7 @@ def test_rows_that_share_a_length():
     )
     got = pallas_kernels.select_rows(
         kernel.config,
-        kernel.to_key,
+        kernel.keys,
         jnp.asarray(x.reshape(-1)),
         jnp.asarray(pallas_kernels.pack_numbers(numbers)),
         rows=rows,

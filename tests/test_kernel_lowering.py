@@ -139,7 +139,7 @@ def test_a_module_to_launch_by_address(dtype, index_dtype):
     """It takes its operands in the order the launch passes them, or `lower` raises."""
     kernel = kernel_for(9, 5000, 5120, 0, dtype)
     module = pallas_kernels.lower(
-        kernel.config, kernel.to_key, dtype=dtype, index_dtype=index_dtype,
+        kernel.config, kernel.keys, dtype=dtype, index_dtype=index_dtype,
         words={"starts": 1, "lengths": 2},
     )  # fmt: skip
     assert module.startswith(b"ML\xefR")  # MLIR bytecode
@@ -164,7 +164,7 @@ def test_every_kind_of_index(index, sorted):
     )  # fmt: skip
     names = ("starts", "lengths", "offsets", "batches", "page_starts", "table")
     module = pallas_kernels.lower(
-        config, kernel.to_key, dtype=jnp.bfloat16, index_dtype=np.int32,
+        config, kernel.keys, dtype=jnp.bfloat16, index_dtype=np.int32,
         words=dict.fromkeys(names, 1),
     )  # fmt: skip
     assert module.startswith(b"ML\xefR")

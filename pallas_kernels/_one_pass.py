@@ -1,0 +1,508 @@
+"""Exact top-k of rows that are read once: the kernel for most calls.
+
+A team of warpgroups takes a row; a block has one or more teams, and for few long rows a cluster of
+blocks shares each. Elements are compared by rank key, smaller where a value ranks earlier.
+
+1. A sample spread evenly over the row says, by two or three histograms of 11 bits, below which
+   rank key a little more than k elements lie: the *cut*. Every block of a cluster finds the same
+   one for itself, from the same sample.
+2. The row streams by, and what is not behind the cut goes to shared memory as pairs of rank key
+   and column, in any order. How many there are is counted. If they are too few or too many, the
+   cut is found again from the whole row, exactly. Of a key that very many elements share, the
+   leftmost are then looked for by column.
+3. Pairs are brought to bins, by one histogram over what they span, and each counts those in its bin
+   that rank before it. That is its place in the output: the same in every run, whatever the order
+   in which lanes came, since no two pairs are equal.
+
+The idea of a cut from a sample is that of Floyd and Rivest's SELECT (1975).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _leaves as leaf
+from pallas_kernels import _team as team
+from pallas_kernels._compat import pl, plgpu
+from pallas_kernels._config import SelectConfig
+from pallas_kernels._rows import RowKernel
+from pallas_kernels._team import BINS, STEP
+
+DIGIT_BITS = 11
+
+SIGMAS = 4.0
+"""By how many standard deviations the cut lies behind where k elements are expected.
+
+One row in 30,000 then has fewer, and is read again.
+"""
+
+FULL = 0.75
+"""Part of the room for pairs that may be expected to be filled; more, and the cut is refined."""
+
+
+def scratch(config: SelectConfig) -> dict[str, Any]:
+    """Shared memory of a block."""
+    teams = config.teams
+    return {
+        "pairs_smem": plgpu.SMEM((teams, 2 * config.capacity), jnp.int32),
+        "target_smem": plgpu.SMEM((teams, 2 * config.capacity), jnp.int32),
+        "histogram_smem": plgpu.SMEM((teams, BINS), jnp.int32),
+        "cursor_smem": plgpu.SMEM((teams, BINS), jnp.int32),
+        # Few numbers share one array, for each takes up 1 KiB at least.
+        "numbers_smem": plgpu.SMEM((config.warpgroups, 32), jnp.int32),
+        "scan_smem": plgpu.SMEM((config.warpgroups, leaf.CHUNK // leaf.LANES * 4), jnp.int32),
+    }
+
+
+class _Row(NamedTuple):
+    """Where a row lies, and its valid columns."""
+
+    start: Any
+    lead: jax.Array
+    begin: jax.Array
+    end: jax.Array
+    first: jax.Array
+    """The first chunk, of `CHUNK` columns from a 16-byte boundary on, that has a valid one."""
+    chunks: jax.Array
+
+
+class _Cut(NamedTuple):
+    """What to keep of a row: rank keys up to `limit`, if `some`.
+
+    Where `tied`, too many share the next rank key for all of them to be kept: of these, those are
+    still wanted that lie leftmost. `lowest` is at most the first rank key of a sample.
+    """
+
+    limit: jax.Array
+    some: jax.Array
+    tied: jax.Array
+    lowest: jax.Array
+
+
+class OnePass(RowKernel):
+    """The kernel's body for one row."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        config = self.config
+        self.members = config.warpgroups // config.teams
+        self.team = self.wg // self.members
+        self.member = self.wg % self.members
+        self.block = jax.lax.axis_index("cluster") if config.cluster > 1 else jnp.int32(0)
+        self.pairs = self.smem["pairs_smem"].at[self.team]
+        self.target = self.smem["target_smem"].at[self.team]
+        self.histogram = self.smem["histogram_smem"].at[self.team]
+        self.cursor = self.smem["cursor_smem"].at[self.team]
+        numbers = self.smem["numbers_smem"]
+        self.search = numbers.at[self.wg, pl.ds(0, 8)]
+        self.counter = numbers.at[self.team * self.members, pl.ds(8, 4)]
+        self.ties = numbers.at[self.team * self.members, pl.ds(16, 8)]
+        self.ones = (1 << config.key_bits) - 1
+
+    def prepare(self) -> None:
+        self.clear(self.histogram)
+        self.clear(self.cursor)
+        self.clear_counter()
+        self.barrier()
+
+    def first_row(self) -> jax.Array:
+        return super().first_row() * self.config.teams + self.team
+
+    def row(self, row: jax.Array) -> None:
+        begin, end = self.window(row)
+        start = leaf.row_start(self.view, row, interpret=self.interpret)
+        lead = start.low & (self.width - 1)
+        first = (begin + lead) // leaf.CHUNK
+        chunks = jnp.where(end > begin, (end + lead + leaf.CHUNK - 1) // leaf.CHUNK - first, 0)
+        place = _Row(start, lead, begin, end, first, chunks)
+        taken = jnp.minimum(end - begin, self.config.k)
+        if self.config.whole:
+            cut, count = self.keep_of_whole(place, taken)
+        else:
+            cut, count = self.keep(place, taken)
+        if self.config.cluster == 1:
+            self.finish(row, place, taken, cut, count)
+        else:
+
+            @pl.when(self.block == 0)
+            def gather():
+                team.pull(
+                    self.pairs, self.counter, blocks=self.config.cluster,
+                    threads=self.members * leaf.LANES, interpret=self.interpret,
+                )  # fmt: skip
+                self.barrier()
+
+            self.cluster_barrier()  # others may now go on to their next row
+
+            @pl.when(self.block == 0)
+            def finish():
+                self.finish(row, place, taken, cut, count)
+
+            @pl.when(self.block != 0)
+            def reset():
+                self.clear(self.cursor)
+                self.clear_counter()
+
+            self.barrier()
+
+    # Steps 1 and 2.
+
+    def keep(self, place: _Row, taken: jax.Array) -> tuple[_Cut, jax.Array]:
+        """Brings to shared memory what can belong to the answer; the cut, and how many they are."""
+        capacity = self.config.capacity
+
+        def attempt(state):
+            _, sampled, _, _ = state
+            cut = jax.lax.cond(
+                sampled,
+                lambda: self.cut_of_sample(place, taken),
+                lambda: self.cut_of_row(place, taken),
+            )
+            self.each_chunk(
+                place, lambda i: self.append(cut, *self.chunk(place, i)), whole_row=False
+            )
+            self.barrier()
+            self.cluster_barrier()
+            count = self.count()
+            enough = (count >= taken) | cut.tied
+            again = sampled & ~(enough & (count <= capacity))
+
+            @pl.when(again)
+            def reset():
+                self.cluster_barrier()  # the others have read this block's counter
+                self.barrier()
+                self.clear_counter()
+                self.clear(self.cursor)
+                self.barrier()
+
+            return again, jnp.bool_(False), count, cut
+
+        sampled = place.end - place.begin > capacity
+        nothing = _Cut(jnp.uint32(0), jnp.bool_(False), jnp.bool_(False), jnp.uint32(0))
+        _, _, count, cut = jax.lax.while_loop(
+            lambda state: state[0], attempt, (jnp.bool_(True), sampled, jnp.int32(0), nothing)
+        )
+        return cut, count
+
+    def keep_of_whole(self, place: _Row, taken: jax.Array) -> tuple[_Cut, jax.Array]:
+        """The same of a row that the team's registers hold: it is its own sample."""
+        rank_keys, valid, columns = self.chunk(place, place.first + self.member)
+
+        def add(histogram, digits):
+            self.add_digits(histogram, digits(rank_keys), valid)
+
+        cut = self.find_cut(add, taken, jnp.float32(1))
+        self.append(cut, rank_keys, valid, columns)
+        self.barrier()
+        return cut, self.count()
+
+    def cut_of_sample(self, place: _Row, taken: jax.Array) -> _Cut:
+        vectors = max(2, 8 // self.width)
+        bits = team.load_sample(
+            self.x_gmem, place.start, place.lead, place.begin, place.end, self.member,
+            vectors=vectors, warpgroups=self.members, interpret=self.interpret,
+        )  # fmt: skip
+        rank_keys = self.rank_keys(bits)
+        size = vectors * self.width * leaf.LANES * self.members
+
+        def add(histogram, digits):
+            self.add_digits(histogram, digits(rank_keys), None)
+
+        # The rank r of the k-th element within the sample is about r +- sqrt(r). The rank cut at
+        # is the s of which s - SIGMAS * sqrt(s) is still r.
+        scale = (place.end - place.begin).astype(jnp.float32) / size
+        rank = taken.astype(jnp.float32) / scale
+        root = (SIGMAS + jnp.sqrt(SIGMAS**2 + 4 * rank)) / 2
+        rank = jnp.minimum((root * root).astype(jnp.int32) + 1, size)
+        return self.find_cut(add, rank, scale)
+
+    def cut_of_row(self, place: _Row, taken: jax.Array) -> _Cut:
+        def add(histogram, digits):
+            def one(i):
+                rank_keys, valid, _ = self.chunk(place, i)
+                self.add_digits(histogram, digits(rank_keys), valid)
+
+            self.each_chunk(place, one, whole_row=True)
+
+        return self.find_cut(add, taken, jnp.float32(1))
+
+    def find_cut(self, add, rank: jax.Array, scale: jax.Array) -> _Cut:
+        """The cut at a rank of a sample, each element of which stands for `scale` of the row.
+
+        `add(histogram, digits)` counts `digits` of the sample's rank keys. The histogram and the
+        cursors are empty before, the histogram afterwards.
+        """
+        room = jnp.float32(FULL * self.config.capacity)
+        rank = jnp.maximum(rank, 1)
+
+        def expected(count):
+            return count.astype(jnp.float32) * scale
+
+        def found(key, before, inside, lowest):
+            """The cut, where all bits of the key are known."""
+            tied = expected(before + inside) > room
+            limit = jnp.where(tied, key - jnp.where(key > 0, 1, 0).astype(jnp.uint32), key)
+            return _Cut(limit, ~tied | (key > 0), tied, lowest)
+
+        bits = self.config.key_bits
+        shift = max(bits - DIGIT_BITS, 0)
+        add(self.histogram, lambda d: (d >> shift).astype(jnp.int32))
+        self.barrier()
+        key, before, inside, first = self.find_bin(self.histogram, rank)
+        lowest = first.astype(jnp.uint32) << shift
+        key = key.astype(jnp.uint32)
+        if shift == 0:
+            self.barrier()
+            self.clear(self.histogram)
+            return found(key, before, inside, lowest)
+
+        step = min(shift, DIGIT_BITS)
+        shift -= step
+        add(self.cursor, self.digits_behind(key, shift, step))
+        self.barrier()
+        self.clear(self.histogram)
+        digit, ahead, inside, _ = self.find_bin(self.cursor, rank - before)
+        before = before + ahead
+        key = (key << step) | digit.astype(jnp.uint32)
+        if shift == 0:
+            return found(key, before, inside, lowest)
+
+        def coarse():
+            limit = (key << shift) | jnp.uint32((1 << shift) - 1)
+            return _Cut(limit, jnp.bool_(True), jnp.bool_(False), lowest)
+
+        def fine():
+            self.barrier()
+            add(self.histogram, self.digits_behind(key, 0, shift))
+            self.barrier()
+            digit, ahead, inside, _ = self.find_bin(self.histogram, rank - before)
+            self.barrier()
+            self.clear(self.histogram)
+            return found((key << shift) | digit.astype(jnp.uint32), before + ahead, inside, lowest)
+
+        return jax.lax.cond(expected(before + inside) > room, fine, coarse)
+
+    def digits_behind(self, prefix: jax.Array, shift: int, bits: int):
+        """Of keys that begin with `prefix`, the next `bits`, which end at `shift`; of others -1."""
+        mask = jnp.uint32((1 << bits) - 1)
+
+        def digits(d):
+            digit = ((d >> shift) & mask).astype(jnp.int32)
+            return jnp.where((d >> (shift + bits)) == prefix, digit, -1)
+
+        return digits
+
+    def add_digits(self, histogram, digits: jax.Array, valid: jax.Array | None) -> None:
+        if valid is not None:
+            digits = jnp.where(valid, digits, -1)
+        leaf.histogram_add(histogram, digits, width=self.width, interpret=self.interpret)
+
+    def append(self, cut: _Cut, rank_keys, valid, columns) -> None:
+        taken = valid & (rank_keys <= cut.limit) & cut.some
+        team.append(
+            self.pairs, self.counter, rank_keys, jnp.where(taken, 1, 0), columns,
+            width=self.width, interpret=self.interpret,
+        )  # fmt: skip
+
+    def chunk(self, place: _Row, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Rank keys, validity and columns of a chunk."""
+        at = i * leaf.CHUNK - place.lead
+        bits = leaf.load_row(
+            self.x_gmem, self.view, place.start, at, place.begin, place.end, unit_stride=True,
+            interpret=self.interpret,
+        )  # fmt: skip
+        columns = at + self.iota(leaf.CHUNK, self.width)
+        valid = (columns >= place.begin) & (columns < place.end)
+        return self.rank_keys(bits), valid, columns
+
+    def each_chunk(self, place: _Row, body, *, whole_row: bool) -> None:
+        """Runs `body(i)` for this warpgroup's chunks of the row, or of the block's part of it."""
+        first, chunks = place.first, place.chunks
+        if self.config.cluster > 1 and not whole_row:
+            share = (chunks + self.config.cluster - 1) // self.config.cluster
+            first = first + self.block * share
+            chunks = jnp.clip(chunks - self.block * share, 0, share)
+        mine = (chunks - self.member + self.members - 1) // self.members
+
+        def one(j, _):
+            body(first + self.member + j * self.members)
+
+        jax.lax.fori_loop(0, mine, one, None)
+
+    def add_ties(self, place: _Row, key: jax.Array, count: jax.Array, taken: jax.Array) -> None:
+        """Appends the leftmost elements of a rank key, so that there are `taken` pairs."""
+
+        def one(state):
+            step, count = state
+            rank_keys, valid, columns = self.chunk(
+                place, place.first + step * self.members + self.member
+            )
+            same = jnp.where(valid & (rank_keys == key), 1, 0)
+            before, total = leaf.exclusive_scan(
+                same, self.smem["scan_smem"].at[self.wg], width=self.width,
+                interpret=self.interpret,
+            )  # fmt: skip
+            self.ties[self.member] = total
+            self.barrier()
+            for m in range(self.members):
+                part = self.ties[m]
+                before = before + jnp.where(m < self.member, part, 0)
+            place_of = count + before
+            for m in range(self.members):
+                count = count + self.ties[m]
+            self.barrier()
+            place_of = jnp.where((same == 1) & (place_of < taken), place_of, -1)
+            team.store_pairs(
+                self.pairs, place_of, rank_keys, columns, width=self.width,
+                interpret=self.interpret,
+            )  # fmt: skip
+            return step + 1, count
+
+        steps = (place.chunks + self.members - 1) // self.members
+        jax.lax.while_loop(
+            lambda state: (state[0] < steps) & (state[1] < taken), one, (jnp.int32(0), count)
+        )
+        self.barrier()
+
+    # Step 3.
+
+    def finish(self, row, place: _Row, taken: jax.Array, cut: _Cut, count: jax.Array) -> None:
+        """Orders the pairs and writes the row's output. Leaves shared memory as it was before."""
+        short = cut.tied & (count < taken)
+
+        @pl.when(short)
+        def add_ties():
+            key = jnp.where(cut.some, cut.limit + jnp.uint32(1), jnp.uint32(0))
+            self.add_ties(place, key, count, taken)
+
+        count = jnp.where(short, taken, count)
+        reach = jnp.where(cut.limit > cut.lowest, cut.limit - cut.lowest, jnp.uint32(0))
+        shift = team.shift_to_bins(reach, interpret=self.interpret).astype(jnp.uint32)
+
+        def bins_of(rank_keys, columns):
+            over = jnp.where(rank_keys > cut.lowest, rank_keys - cut.lowest, jnp.uint32(0))
+            bins = jnp.minimum((over >> shift), jnp.uint32(BINS - 1)).astype(jnp.int32)
+            return jnp.where(columns < 0, -1, bins)
+
+        def each(pairs, body):
+            def one(at):
+                rank_keys, columns = team.load_pairs(pairs, at, count, interpret=self.interpret)
+                body(at, rank_keys, columns, bins_of(rank_keys, columns))
+
+            self.each_step(count, one)
+
+        def count_bins(at, rank_keys, columns, bins):
+            leaf.histogram_add(self.histogram, bins, width=1, interpret=self.interpret)
+
+        each(self.pairs, count_bins)
+        self.barrier()
+        self.place_bins()
+        self.barrier()
+        self.clear(self.histogram)
+        self.clear_counter()
+
+        def to_bins(at, rank_keys, columns, bins):
+            slots = team.take_slots(self.cursor, bins, interpret=self.interpret)
+            team.store_pairs(
+                self.target, slots, rank_keys, columns, width=1, interpret=self.interpret
+            )
+
+        each(self.pairs, to_bins)
+        self.barrier()
+
+        def rank(at, rank_keys, columns, bins):
+            # By now a bin's cursor is where it ends, and the next one's pairs begin.
+            first = team.look_up(self.cursor, bins - 1, interpret=self.interpret)
+            needed = (columns >= 0) & (first < taken)
+            stop = team.look_up(self.cursor, jnp.where(needed, bins, -1), interpret=self.interpret)
+            place = first + team.rank_among(
+                self.target, first, stop, rank_keys, columns, interpret=self.interpret
+            )
+            place = jnp.where(needed & (place < taken), place, -1)
+            team.store_pairs(
+                self.pairs, place, rank_keys, columns, width=1, interpret=self.interpret
+            )
+
+        each(self.target, rank)
+        self.barrier()
+        self.clear(self.cursor)
+        self.write(row, place, taken)
+        self.barrier()
+
+    def place_bins(self) -> None:
+        """Sets the cursors to where each bin's pairs begin."""
+
+        @pl.when(self.member == 0)
+        def scan():
+            counts = plgpu.layout_cast(self.histogram[...], leaf.layout(BINS, 4))
+            before, _ = leaf.exclusive_scan(
+                counts, self.smem["scan_smem"].at[self.wg], width=4, interpret=self.interpret
+            )
+            self.cursor[...] = before
+
+    def write(self, row, place: _Row, taken: jax.Array) -> None:
+        write = self.writer(row, place.begin)
+
+        def some(at):
+            rank_keys, columns = team.load_pairs(self.pairs, at, taken, interpret=self.interpret)
+            bits = None
+            if self.config.values:
+                bits, alone = self.keys.from_key(jnp.uint32(self.ones) - rank_keys)
+                if alone is not None:
+                    there = leaf.gather_row(
+                        self.x_gmem, self.view, place.start, jnp.where(alone, -1, columns),
+                        unit_stride=True, width=1, interpret=self.interpret,
+                    )  # fmt: skip
+                    bits = jnp.where(alone, bits, there)
+                bits = jnp.where(columns < 0, self.fill, bits)
+            write(at + self.iota(STEP, 1), columns, bits, 1)
+
+        self.each_step(jnp.int32(self.config.k), some)
+
+    # Vectors and shared memory.
+
+    def rank_keys(self, bits: jax.Array) -> jax.Array:
+        return jnp.uint32(self.ones) - self.keys.to_key(bits)
+
+    def each_step(self, count: jax.Array, body) -> None:
+        """Runs `body(at)` for this warpgroup's share of the steps of pairs up to `count`."""
+        steps = (count + STEP - 1) // STEP
+        mine = (steps - self.member + self.members - 1) // self.members
+
+        def one(j, _):
+            body((self.member + j * self.members) * STEP)
+
+        jax.lax.fori_loop(0, mine, one, None)
+
+    def find_bin(self, histogram, rank: jax.Array) -> tuple[jax.Array, ...]:
+        return team.find_bin(histogram, rank, self.search, interpret=self.interpret)
+
+    def count(self) -> jax.Array:
+        if self.config.cluster > 1:
+            return team.cluster_total(
+                self.counter, blocks=self.config.cluster, interpret=self.interpret
+            )
+        return self.counter[0]
+
+    def clear(self, bins) -> None:
+        """Zeroes a histogram; each warpgroup its part."""
+        part = BINS // self.members
+        bins[pl.ds(self.member * part, part)] = self.splat(part, min(4, part // leaf.LANES), 0)
+
+    def clear_counter(self) -> None:
+        @pl.when(self.member == 0)
+        def zero():
+            self.counter[0] = jnp.int32(0)
+
+    def barrier(self) -> None:
+        team.barrier(
+            self.team, warpgroups=self.members, teams=self.config.teams,
+            interpret=self.interpret,
+        )  # fmt: skip
+
+    def cluster_barrier(self) -> None:
+        if self.config.cluster > 1:
+            team.cluster_barrier(interpret=self.interpret)

@@ -1,0 +1,576 @@
+"""Leaves of the one-pass kernel, each with a plain-JAX twin; see `_leaves` for what that is.
+
+A team is one or more warpgroups that share a row, and shared memory of their own. What a row's
+elements are kept as there is a *pair*: rank key and column, in the two halves of a 64-bit number,
+so that pairs compare as elements rank. A rank key is smaller where a value ranks earlier. The
+twins' additions are not atomic: interpreted teams have one warpgroup.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _lanes as lanes
+from pallas_kernels._compat import (
+    arith,
+    inline_ptx,
+    ir,
+    llvm,
+    memref_ptr,
+    nvvm,
+    plgpu,
+    scf,
+    thread_idx,
+    vector,
+)
+from pallas_kernels._lanes import LANES, WARP
+from pallas_kernels._leaves import LOAD_BYTES, _as_uint32, layout, vector_width
+from pallas_kernels._record import Wide
+
+BINS = 2048
+STEP = 512
+"""Pairs a warpgroup handles at a time, 4 a lane."""
+
+PAIRS = layout(STEP, 1) if plgpu is not None else None
+"""How a vector of them lies over the lanes: neighbours in neighbouring lanes."""
+
+
+def _uint32(fragments: Any) -> Any:
+    return type(fragments)(
+        _registers=fragments.registers, _layout=fragments.layout, _is_signed=False
+    )
+
+
+def _uint32_vector(size: int, where: Any) -> Any:
+    return plgpu.ShapeDtypeStruct((size,), jnp.uint32, layout=where)
+
+
+def _atomic_add(pointer: Any, value: Any) -> Any:
+    """Adds to shared memory; what was there before."""
+    i32 = ir.IntegerType.get_signless(32)
+    return inline_ptx(
+        "atom.relaxed.cta.shared::cta.add.u32 $0, [$1], $2;", pointer, value,
+        result_types=i32, has_side_effects=True,
+    )  # fmt: skip
+
+
+def _pair(rank_key: Any, column: Any) -> Any:
+    i64 = ir.IntegerType.get_signless(64)
+    high = arith.shli(arith.extui(i64, rank_key), lanes.c64(32))
+    return arith.ori(high, arith.extui(i64, column))
+
+
+def _store_pair(base: Any, place: Any, rank_key: Any, column: Any) -> None:
+    i64 = ir.IntegerType.get_signless(64)
+    llvm.store(_pair(rank_key, column), lanes.address(base, place, i64), alignment=8)
+
+
+def barrier(team: jax.Array, *, warpgroups: int, teams: int, interpret: bool) -> None:
+    """All warpgroups of the team wait for each other; memory written before is seen after."""
+    if interpret:
+        assert warpgroups == 1
+        return
+
+    @plgpu.inline_mgpu(arg_types=(lanes.SCALAR,))
+    def wait(ctx, team):
+        # Behind barrier 0, the block's, and Mosaic's own for each warpgroup.
+        first = lanes.c32(1 + warpgroups * teams)
+        nvvm.barrier(
+            barrier_id=arith.addi(first, lanes.scalar(team)),
+            number_of_threads=lanes.c32(warpgroups * LANES),
+        )
+
+    wait(team)
+
+
+def load_sample(
+    x_gmem: Any,
+    start: Wide,
+    lead: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    warpgroup: jax.Array,
+    *,
+    vectors: int,
+    warpgroups: int,
+    interpret: bool,
+) -> jax.Array:
+    """Bits of elements spread evenly over a row, as uint32: a warpgroup's part of the sample.
+
+    The sample is `warpgroups * 128 * vectors` loads of 16 bytes, two and two side by side, all
+    within columns `[begin, end)`, which hold at least two. A power of two in all.
+    """
+    width = vector_width(x_gmem.dtype)
+    size = LANES * vectors * width
+    pairs = warpgroups * LANES * vectors // 2
+    if interpret:
+        first = (begin + lead + width - 1) // width
+        count = (end + lead) // width - first
+        r = jnp.arange(size, dtype=jnp.int32) // width
+        v = warpgroup * LANES * vectors + r
+        at = first + ((v >> 1) * (count - 1)) // pairs + (v & 1)
+        index = start.low - lead + at * width + jnp.arange(size, dtype=jnp.int32) % width
+        return _as_uint32(x_gmem[...])[index]
+
+    where = layout(size, width)
+
+    @plgpu.inline_mgpu(
+        arg_types=(lanes.REF, *[lanes.SCALAR] * 6), return_type=_uint32_vector(size, where)
+    )
+    def load(ctx, x, low, high, lead, begin, end, warpgroup):
+        i32 = ir.IntegerType.get_signless(32)
+        element = lanes.bits_type(x)
+        lead, begin, end, warpgroup = map(lanes.scalar, (lead, begin, end, warpgroup))
+        origin = arith.subi(lanes.wide(low, high), lanes.sign_extended(lead))
+        round_up = arith.addi(arith.addi(begin, lead), lanes.c32(width - 1))
+        first = arith.divui(round_up, lanes.c32(width))
+        stop = arith.divui(arith.addi(end, lead), lanes.c32(width))
+        steps = lanes.sign_extended(arith.subi(arith.subi(stop, first), lanes.c32(1)))
+        packed = ir.VectorType.get((width,), element)
+        wide = ir.VectorType.get((width,), i32)
+        base = memref_ptr(x)
+        registers = []
+        for r in range(vectors):
+            v = arith.addi(
+                arith.muli(warpgroup, lanes.c32(LANES * vectors)),
+                arith.addi(lanes.lane(), lanes.c32(r * LANES)),
+            )
+            pair = lanes.sign_extended(arith.shrui(v, lanes.c32(1)))
+            at = arith.shrui(arith.muli(pair, steps), lanes.c64(pairs.bit_length() - 1))
+            at = arith.addi(at, lanes.sign_extended(arith.andi(v, lanes.c32(1))))
+            at = arith.addi(at, lanes.sign_extended(first))
+            index = arith.addi(origin, arith.muli(at, lanes.c64(width)))
+            loaded = llvm.load(packed, lanes.address(base, index, element), alignment=LOAD_BYTES)
+            if element.width < 32:
+                loaded = arith.extui(wide, loaded)
+            registers.append([vector.extract(loaded, [], [j]) for j in range(width)])
+        return _uint32(lanes.fragments_of(registers, size))
+
+    return load(x_gmem, *start, lead, begin, end, warpgroup)
+
+
+def find_bin(
+    hist_smem: Any, rank: jax.Array, scratch_smem: Any, *, interpret: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The bin that holds the `rank`-th of what is counted, from 1 and from bin 0 up.
+
+    Every warpgroup finds it for itself. `scratch_smem` holds 8 int32 of its own.
+
+    Returns:
+      The bin, what is counted before it, what is counted in it, and the first bin that is not
+      empty.
+    """
+    if interpret:
+        counts = hist_smem[...]
+        upto = jnp.cumsum(counts, dtype=jnp.int32)
+        found = jnp.minimum(jnp.sum(upto < rank, dtype=jnp.int32), BINS - 1)
+        inside = counts[found]
+        return found, upto[found] - inside, inside, jnp.sum(upto == 0, dtype=jnp.int32)
+
+    scalar = lanes.int32_vector((), lanes.SCALAR)
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.SCALAR, lanes.REF), return_type=(scalar,) * 4)
+    def find(ctx, hist, rank, scratch):
+        i32 = ir.IntegerType.get_signless(32)
+        four = ir.VectorType.get((4,), i32)
+        base, out = memref_ptr(hist), memref_ptr(scratch)
+        rank = lanes.scalar(rank)
+        own = BINS // LANES
+        first = arith.muli(lanes.lane(), lanes.c32(own))
+        counts = []
+        for j in range(0, own, 4):
+            at = lanes.address(base, arith.addi(first, lanes.c32(j)), i32)
+            loaded = llvm.load(four, at, alignment=16)
+            counts += [vector.extract(loaded, [], [i]) for i in range(4)]
+        total = counts[0]
+        for c in counts[1:]:
+            total = arith.addi(total, c)
+        inclusive = lanes.warp_inclusive_sum(total)
+        warp = arith.andi(arith.shrui(thread_idx(), lanes.c32(5)), lanes.c32(3))
+        last = lanes.compare("eq", lanes.lane_of_warp(), lanes.c32(WARP - 1))
+        lanes.when(last, lambda: llvm.store(inclusive, lanes.address(out, warp, i32)))
+        lanes.warpgroup_barrier()
+        before = arith.subi(inclusive, total)
+        for w in range(3):
+            part = llvm.load(i32, lanes.address(out, lanes.c32(w), i32))
+            counts_here = lanes.compare("ult", lanes.c32(w), warp)
+            before = arith.addi(before, arith.select(counts_here, part, lanes.c32()))
+        here = arith.andi(
+            lanes.compare("slt", before, rank),
+            lanes.compare("sge", arith.addi(before, total), rank),
+        )
+
+        def store(place, value):
+            llvm.store(value, lanes.address(out, lanes.c32(place), i32))
+
+        def found():
+            upto = before
+            for j, c in enumerate(counts):
+                ahead, upto = upto, arith.addi(upto, c)
+                is_it = arith.andi(
+                    lanes.compare("slt", ahead, rank), lanes.compare("sge", upto, rank)
+                )
+
+                def store_it(j=j, c=c, ahead=ahead):
+                    store(4, arith.addi(first, lanes.c32(j)))
+                    store(5, ahead)
+                    store(6, c)
+
+                lanes.when(is_it, store_it)
+
+        lanes.when(here, found)
+        leading = arith.andi(
+            lanes.compare("eq", before, lanes.c32()), lanes.compare("sgt", total, lanes.c32())
+        )
+
+        def first_one():
+            at = lanes.c32()
+            for j in reversed(range(own)):
+                taken = lanes.compare("sgt", counts[j], lanes.c32())
+                at = arith.select(taken, arith.addi(first, lanes.c32(j)), at)
+            store(7, at)
+
+        lanes.when(leading, first_one)
+        lanes.warpgroup_barrier()
+        result = [llvm.load(i32, lanes.address(out, lanes.c32(i), i32)) for i in range(4, 8)]
+        lanes.warpgroup_barrier()  # the next search may write the scratch
+        return tuple(lanes.splat(r) for r in result)
+
+    return find(hist_smem, rank, scratch_smem)
+
+
+def append(
+    pairs_smem: Any, counter_smem: Any, rank_keys: jax.Array, taken: jax.Array,
+    columns: jax.Array, *, width: int, interpret: bool,
+) -> None:  # fmt: skip
+    """Appends the pairs of a vector whose `taken` (int32) is 1, and counts them.
+
+    In any order, and those beyond the end of `pairs_smem` are counted only.
+    """
+    size = rank_keys.shape[0]
+    capacity = pairs_smem.shape[0] // 2
+    if interpret:
+        first = counter_smem[0]
+        place = first + jnp.cumsum(taken, dtype=jnp.int32) - taken
+        _put(pairs_smem, jnp.where(taken == 1, place, -1), rank_keys, columns)
+        counter_smem[0] = first + jnp.sum(taken, dtype=jnp.int32)
+        return
+
+    where = layout(size, width)
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.REF, where, where, where))
+    def add(ctx, pairs, counter, rank_keys, taken, columns):
+        base, count = memref_ptr(pairs), memref_ptr(counter)
+        flags, keys, at = (
+            [e for elements in lanes.elements_of(v) for e in elements]
+            for v in (taken, rank_keys, columns)
+        )
+        mine = flags[0]
+        for flag in flags[1:]:
+            mine = arith.addi(mine, flag)
+        anyone = lanes.any_of_warp(lanes.compare("sgt", mine, lanes.c32()))
+
+        def store_all():
+            inclusive = lanes.warp_inclusive_sum(mine)
+            last = lanes.compare("eq", lanes.lane_of_warp(), lanes.c32(WARP - 1))
+            i32 = ir.IntegerType.get_signless(32)
+            begin = lanes.if_(last, lambda: _atomic_add(count, inclusive), lanes.c32, i32)
+            begin = lanes.from_lane(begin, WARP - 1)
+            place = arith.addi(begin, arith.subi(inclusive, mine))
+            for flag, key, column in zip(flags, keys, at, strict=True):
+                inside = arith.andi(
+                    lanes.compare("ne", flag, lanes.c32()),
+                    lanes.compare("ult", place, lanes.c32(capacity)),
+                )
+                lanes.when(
+                    inside,
+                    lambda p=place, k=key, c=column: _store_pair(base, p, k, c),
+                )
+                place = arith.addi(place, flag)
+
+        lanes.when(anyone, store_all)
+        lanes.warp_barrier()
+
+    add(pairs_smem, counter_smem, rank_keys, taken, columns)
+
+
+def load_pairs(
+    pairs_smem: Any, first: jax.Array, count: jax.Array, *, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Rank keys and columns of pairs `first .. first + STEP`; (0, -1) from `count` on."""
+    if interpret:
+        at = first + jnp.arange(STEP, dtype=jnp.int32)
+        inside = at < count
+        at = jnp.where(inside, at, 0)
+        both = pairs_smem[...]
+        keys = jnp.where(inside, both[2 * at + 1], 0)
+        return (
+            jax.lax.bitcast_convert_type(keys, jnp.uint32), jnp.where(inside, both[2 * at], -1),
+        )  # fmt: skip
+
+    @plgpu.inline_mgpu(
+        arg_types=(lanes.REF, lanes.SCALAR, lanes.SCALAR),
+        return_type=(_uint32_vector(STEP, PAIRS), lanes.int32_vector((STEP,), PAIRS)),
+    )
+    def load(ctx, pairs, first, count):
+        i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
+        base = memref_ptr(pairs)
+        first, count = lanes.scalar(first), lanes.scalar(count)
+        keys, columns = [], []
+        for r in range(STEP // LANES):
+            at = arith.addi(first, arith.addi(lanes.lane(), lanes.c32(r * LANES)))
+            pair = lanes.if_(
+                lanes.compare("slt", at, count),
+                lambda at=at: llvm.load(i64, lanes.address(base, at, i64), alignment=8),
+                lambda: lanes.c64(2**32 - 1),
+                i64,
+            )
+            keys.append([arith.trunci(i32, arith.shrui(pair, lanes.c64(32)))])
+            columns.append([arith.trunci(i32, pair)])
+        lanes.warp_barrier()
+        return _uint32(lanes.fragments_of(keys, STEP)), lanes.fragments_of(columns, STEP)
+
+    return load(pairs_smem, first, count)
+
+
+def take_slots(cursor_smem: Any, bins: jax.Array, *, interpret: bool) -> jax.Array:
+    """A slot for each bin of a vector (int32): what its cursor says, which moves on by one.
+
+    -1 for a bin of -1. Which of several lanes with one bin comes first is left open.
+    """
+    if interpret:
+        same = (bins[:, None] == bins[None, :]) & (bins >= 0)[None, :]
+        earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.int32)
+        cursors = cursor_smem[...]
+        slots = jnp.where(bins < 0, -1, cursors[jnp.maximum(bins, 0)] + earlier)
+        padded = jnp.concatenate([cursors, jnp.zeros(1, jnp.int32)])
+        moved = padded.at[jnp.where(bins < 0, BINS, bins)].add(1)
+        cursor_smem[...] = moved[:-1]
+        return slots
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, PAIRS), return_type=lanes.int32_vector((STEP,), PAIRS))
+    def take(ctx, cursor, bins):
+        i32 = ir.IntegerType.get_signless(32)
+        base = memref_ptr(cursor)
+        slots = [
+            [
+                lanes.if_(
+                    lanes.compare("sge", b, lanes.c32()),
+                    lambda b=b: _atomic_add(lanes.address(base, b, i32), lanes.c32(1)),
+                    lambda: lanes.c32(-1),
+                    i32,
+                )
+                for b in elements
+            ]
+            for elements in lanes.elements_of(bins)
+        ]
+        lanes.warp_barrier()
+        return lanes.fragments_of(slots, STEP)
+
+    return take(cursor_smem, bins)
+
+
+def store_pairs(
+    pairs_smem: Any, places: jax.Array, rank_keys: jax.Array, columns: jax.Array, *, width: int,
+    interpret: bool,
+) -> None:  # fmt: skip
+    """Writes pairs to their places (int32); those out of range are skipped."""
+    size = places.shape[0]
+    capacity = pairs_smem.shape[0] // 2
+    if interpret:
+        _put(pairs_smem, places, rank_keys, columns)
+        return
+
+    where = layout(size, width)
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, where, where, where))
+    def store(ctx, pairs, places, rank_keys, columns):
+        base = memref_ptr(pairs)
+        vectors = (lanes.elements_of(v) for v in (places, rank_keys, columns))
+        for elements in zip(*vectors, strict=True):
+            for p, k, c in zip(*elements, strict=True):
+                lanes.when(
+                    lanes.compare("ult", p, lanes.c32(capacity)),
+                    lambda p=p, k=k, c=c: _store_pair(base, p, k, c),
+                )
+        lanes.warp_barrier()
+
+    store(pairs_smem, places, rank_keys, columns)
+
+
+def rank_among(
+    pairs_smem: Any, first: jax.Array, stop: jax.Array, rank_keys: jax.Array, columns: jax.Array,
+    *, interpret: bool,
+) -> jax.Array:  # fmt: skip
+    """How many of the pairs `first .. stop` (int32 vectors) rank before each of a vector."""
+    if interpret:
+        both = pairs_smem[...].reshape(-1, 2)
+        keys = jax.lax.bitcast_convert_type(both[:, 1], jnp.uint32)[None, :]
+        at = jnp.arange(both.shape[0], dtype=jnp.int32)[None, :]
+        mates = (at >= first[:, None]) & (at < stop[:, None])
+        equal = (keys == rank_keys[:, None]) & (both[:, 0][None, :] < columns[:, None])
+        earlier = (keys < rank_keys[:, None]) | equal
+        return jnp.sum(mates & earlier, axis=1, dtype=jnp.int32)
+
+    @plgpu.inline_mgpu(
+        arg_types=(lanes.REF, PAIRS, PAIRS, PAIRS, PAIRS),
+        return_type=lanes.int32_vector((STEP,), PAIRS),
+    )
+    def rank(ctx, pairs, first, stop, rank_keys, columns):
+        i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
+        base = memref_ptr(pairs)
+        ranks = []
+        vectors = (lanes.elements_of(v) for v in (first, stop, rank_keys, columns))
+        for elements in zip(*vectors, strict=True):
+            ((begin, end, key, column),) = zip(*elements, strict=True)
+            own = _pair(key, column)
+            loop = scf.ForOp(begin, end, lanes.c32(1), [lanes.c32()])
+            with ir.InsertionPoint(loop.body):
+                at = lanes.address(base, loop.induction_variable, i64)
+                mate = llvm.load(i64, at, alignment=8)
+                before = arith.extui(i32, lanes.compare("ult", mate, own))
+                scf.yield_([arith.addi(loop.inner_iter_args[0], before)])
+            ranks.append([loop.results[0]])
+        lanes.warp_barrier()
+        return lanes.fragments_of(ranks, STEP)
+
+    return rank(pairs_smem, first, stop, rank_keys, columns)
+
+
+def look_up(numbers_smem: Any, places: jax.Array, *, interpret: bool) -> jax.Array:
+    """`numbers_smem[p]` for each place of a vector (int32), 0 where it is negative."""
+    if interpret:
+        return jnp.where(places < 0, 0, numbers_smem[...][jnp.maximum(places, 0)])
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, PAIRS), return_type=lanes.int32_vector((STEP,), PAIRS))
+    def look(ctx, numbers, places):
+        i32 = ir.IntegerType.get_signless(32)
+        base = memref_ptr(numbers)
+        found = [
+            [
+                lanes.if_(
+                    lanes.compare("sge", p, lanes.c32()),
+                    lambda p=p: llvm.load(i32, lanes.address(base, p, i32)),
+                    lanes.c32,
+                    i32,
+                )
+                for p in elements
+            ]
+            for elements in lanes.elements_of(places)
+        ]
+        lanes.warp_barrier()
+        return lanes.fragments_of(found, STEP)
+
+    return look(numbers_smem, places)
+
+
+def shift_to_bins(reach: jax.Array, *, interpret: bool) -> jax.Array:
+    """The least shift after which a number (uint32) is a bin."""
+    bits = BINS.bit_length() - 1
+    if interpret:
+        return jnp.maximum(32 - bits - jax.lax.clz(reach).astype(jnp.int32), 0)
+
+    @plgpu.inline_mgpu(arg_types=(lanes.SCALAR,), return_type=lanes.int32_vector((), lanes.SCALAR))
+    def shift(ctx, reach):
+        zeros = lanes.leading_zeros(lanes.scalar(reach))
+        least = arith.subi(lanes.c32(32 - bits), zeros)
+        return lanes.splat(arith.maxsi(least, lanes.c32()))
+
+    return shift(reach)
+
+
+# Clusters: several blocks share a row, and reach each other's shared memory.
+
+
+def cluster_barrier(*, interpret: bool) -> None:
+    """All blocks of the cluster wait for each other; memory written before is seen after."""
+    if interpret:
+        return
+
+    @plgpu.inline_mgpu()
+    def wait(ctx):
+        nvvm.cluster_arrive(aligned=True)
+        nvvm.cluster_wait(aligned=True)
+
+    wait()
+
+
+def _of_peer(pointer: Any, peer: Any) -> Any:
+    """The address of the same place in another block's shared memory."""
+    i32 = ir.IntegerType.get_signless(32)
+    own = llvm.ptrtoint(i32, pointer)
+    return inline_ptx("mapa.shared::cluster.u32 $0, $1, $2;", own, peer, result_types=i32)
+
+
+def cluster_total(counter_smem: Any, *, blocks: int, interpret: bool) -> jax.Array:
+    """The sum of the blocks' counters."""
+    if interpret:
+        return counter_smem[0]
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF,), return_type=lanes.int32_vector((), lanes.SCALAR))
+    def add(ctx, counter):
+        i32 = ir.IntegerType.get_signless(32)
+        peer = arith.andi(lanes.lane_of_warp(), lanes.c32(blocks - 1))
+        at = _of_peer(memref_ptr(counter), peer)
+        count = inline_ptx(
+            "ld.shared::cluster.u32 $0, [$1];", at, result_types=i32, has_side_effects=True
+        )
+        inclusive = lanes.warp_inclusive_sum(count)
+        return lanes.splat(lanes.from_lane(inclusive, blocks - 1))
+
+    return add(counter_smem)
+
+
+def pull(pairs_smem: Any, counter_smem: Any, *, blocks: int, threads: int, interpret: bool) -> None:
+    """Block 0 appends the pairs of the other blocks to its own; all its threads take part."""
+    if interpret:
+        return
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.REF))
+    def copy(ctx, pairs, counter):
+        i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
+        base, count = memref_ptr(pairs), memref_ptr(counter)
+        ends = []
+        running = lanes.c32()
+        for b in range(blocks):
+            part = inline_ptx(
+                "ld.shared::cluster.u32 $0, [$1];", _of_peer(count, lanes.c32(b)),
+                result_types=i32, has_side_effects=True,
+            )  # fmt: skip
+            running = arith.addi(running, part)
+            ends.append(running)
+        first = arith.addi(ends[0], thread_idx())
+        loop = scf.ForOp(first, ends[-1], lanes.c32(threads), [])
+        with ir.InsertionPoint(loop.body):
+            at = loop.induction_variable
+            peer, begin = lanes.c32(), lanes.c32()
+            for end in ends[:-1]:
+                past = lanes.compare("sge", at, end)
+                peer = arith.addi(peer, arith.extui(i32, past))
+                begin = arith.select(past, end, begin)
+            source = arith.addi(
+                _of_peer(base, peer), arith.muli(arith.subi(at, begin), lanes.c32(8))
+            )
+            pair = inline_ptx(
+                "ld.shared::cluster.u64 $0, [$1];", source, result_types=i64,
+                has_side_effects=True,
+            )  # fmt: skip
+            llvm.store(pair, lanes.address(base, at, i64), alignment=8)
+            scf.yield_([])
+        lanes.warp_barrier()
+
+    copy(pairs_smem, counter_smem)
+
+
+def _put(pairs_smem: Any, places: Any, rank_keys: Any, columns: Any) -> None:
+    """Twin of stores of pairs; places out of range are skipped."""
+    capacity = pairs_smem.shape[0] // 2
+    places = jnp.where((places < 0) | (places >= capacity), capacity, places)
+    both = pairs_smem[...]
+    keys = jax.lax.bitcast_convert_type(rank_keys.astype(jnp.uint32), jnp.int32)
+    both = both.at[2 * places].set(columns, mode="drop")
+    pairs_smem[...] = both.at[2 * places + 1].set(keys, mode="drop")
