@@ -127,7 +127,7 @@ def keys(dtype: np.dtype, largest: bool, order: Order) -> Any:
     """The order of a dtype's values, as the kernels take it."""
     which: dict[str, Any] = {"dtype": dtype, "largest": largest, "order": order}
     return pallas_kernels.Keys(
-        functools.partial(_order.key, **which), functools.partial(_order.from_key, **which)
+        *(functools.partial(f, **which) for f in (_order.key, _order.from_key, _order.kept))
     )
 
 

@@ -129,6 +129,55 @@ def from_key(
     return bits, (ranked != sign) & (ranked != ones)
 
 
+def kept(
+    threshold: jax.Array, dtype: Any, *, largest: bool, order: Order
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """The bits of all values whose key is `threshold` or larger: two ranges, (first, last) each.
+
+    Cheaper to ask than keys are to compute. `threshold` is one key, in uint32; for types of at
+    most 32 bits. The ranges may overlap or be the same; where no value has such a key, both end
+    before they begin.
+    """
+    dtype = np.dtype(dtype)
+    width = bit_width(dtype)
+    zero, sign, ones = (np.uint32(n) for n in (0, 1 << (width - 1), (1 << width) - 1))
+    t = threshold
+    rest = ones - t  # of ranks, where the smallest come first: up to this one
+    if not _is_float(dtype):
+        if not jnp.issubdtype(dtype, jnp.signedinteger):
+            first, last = (t, ones) if largest else (zero, rest)
+            return (first, last), (first, last)
+        if largest:  # ranks t to ones; a rank is the number's bits with the sign flipped
+            high = (jnp.where(t < sign, zero, t ^ sign), sign - 1)
+            low = (jnp.where(t < sign, t ^ sign, high[0]), jnp.where(t < sign, ones, high[1]))
+            return high, low
+        low = (sign, jnp.where(rest < sign, rest ^ sign, ones))
+        high = (jnp.where(rest < sign, low[0], zero), jnp.where(rest < sign, low[1], rest ^ sign))
+        return low, high
+    number = np.uint32(_largest_number_bits(dtype))
+    torch = order is Order.TORCH
+    if largest:
+        # Positive numbers from the threshold on, or all and the negative ones down to it.
+        first = t - sign
+        if torch:
+            first = jnp.minimum(first, number + 1)
+        negative = t <= sign if torch else t < sign
+        first = jnp.where(negative, zero, first)
+        last = jnp.where(negative, jnp.maximum(rest, sign) if torch else rest, sign - 1)
+        return (first, last), ((sign + number + 1, ones) if torch else (first, last))
+    positive = rest >= sign
+    if not torch:
+        low = (jnp.maximum(t, sign), ones)
+        return low, (jnp.where(positive, zero, low[0]), jnp.where(positive, rest - sign, ones))
+    everything = rest == ones
+    first = jnp.where(positive, sign, jnp.maximum(t, sign + 1))
+    low = (jnp.where(everything, zero, first), jnp.where(everything, ones, sign + number))
+    return low, (
+        jnp.where(positive, zero, low[0]),
+        jnp.where(positive, jnp.minimum(rest - sign, number), low[1]),
+    )
+
+
 LOWEST_FLOAT32_BITS = np.uint32(0xFFFFFFFF)
 """Of the float32 that comes last in jax.lax.top_k's total order."""
 

@@ -98,16 +98,16 @@ def _one_pass(
         members = _power_of_two(chunks)
         # What shares the cut's last 22 bits comes along.
         capacity = -(-(k * 3 // 2 + 512) // 512) * 512
-        room = 6144 // capacity if capacity <= 6144 else 1
+        room = 12032 // capacity
         teams = min(TEAM_WARPGROUPS // members, 1 << (max(room, 1).bit_length() - 1))
         teams = min(teams, _power_of_two(-(-rows // chip.multiprocessors)))
     else:
         # Two teams hide each other's waits where rows are many and a sample of 4096 says enough.
         several = rows > chip.multiprocessors and columns <= 2**18 and k <= 2048
-        teams, capacity = (2, 6144) if several else (1, 12288)
+        teams, capacity = (2, 6016) if several else (1, 12288)
         members = min(TEAM_WARPGROUPS // teams, most_members)
         # The interpreter has no clusters, and teams of one warpgroup only.
-        most = 1 if most_members == 1 else min(16, chunks // 4)
+        most = 1 if most_members == 1 else min(16 if rows < 8 else 8, chunks // 4)
         while cluster < most and rows * cluster * 2 <= chip.multiprocessors:
             cluster *= 2
     blocks = min(_power_of_two(-(-rows // teams)), chip.multiprocessors // cluster)

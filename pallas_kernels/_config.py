@@ -20,11 +20,13 @@ class Keys(NamedTuple):
 
     Attributes:
       to_key: bits to keys, which are larger where a value ranks earlier.
-      from_key: keys to bits, and whether those are the only ones with this key.
+      from_key: keys to bits, and whether those are the only ones with this key; None if all are.
+      kept: of a key (a scalar), the bits that have it or a larger one: two ranges (first, last).
     """
 
     to_key: Callable[[jax.Array], jax.Array]
-    from_key: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    from_key: Callable[[jax.Array], tuple[jax.Array, jax.Array | None]]
+    kept: Callable[[jax.Array], tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,11 @@ blocks shares each. Elements are compared by rank key, smaller where a value ran
 1. A sample spread evenly over the row says, by two or three histograms of 11 bits, below which
    rank key a little more than k elements lie: the *cut*. Every block of a cluster finds the same
    one for itself, from the same sample.
-2. The row streams by, and what is not behind the cut goes to shared memory as pairs of rank key
-   and column, in any order. How many there are is counted. If they are too few or too many, the
-   cut is found again from the whole row, exactly. Of a key that very many elements share, the
-   leftmost are then looked for by column.
+2. The row streams by, and what is not behind the cut goes to shared memory as pairs of bits and
+   column, in any order. Whether an element does is asked of its bits: keys are computed later. How
+   many there are is counted. If they are too few or too many, the cut is found again from the
+   whole row, exactly. Of a key that very many elements share, the leftmost are then looked for by
+   column.
 3. Pairs are brought to bins, by one histogram over what they span, and each counts those in its bin
    that rank before it. That is its place in the output: the same in every run, whatever the order
    in which lanes came, since no two pairs are equal.
@@ -39,6 +40,9 @@ SIGMAS = 4.0
 One row in 30,000 then has fewer, and is read again.
 """
 
+SPARE = 4
+"""Elements more than expected that are let in where a rank is estimated from few."""
+
 FULL = 0.75
 """Part of the room for pairs that may be expected to be filled; more, and the cut is refined."""
 
@@ -52,7 +56,7 @@ def scratch(config: SelectConfig) -> dict[str, Any]:
         "histogram_smem": plgpu.SMEM((teams, BINS), jnp.int32),
         "cursor_smem": plgpu.SMEM((teams, BINS), jnp.int32),
         # Few numbers share one array, for each takes up 1 KiB at least.
-        "numbers_smem": plgpu.SMEM((config.warpgroups, 32), jnp.int32),
+        "numbers_smem": plgpu.SMEM((teams, 32), jnp.int32),
         "scan_smem": plgpu.SMEM((config.warpgroups, leaf.CHUNK // leaf.LANES * 4), jnp.int32),
     }
 
@@ -97,9 +101,10 @@ class OnePass(RowKernel):
         self.histogram = self.smem["histogram_smem"].at[self.team]
         self.cursor = self.smem["cursor_smem"].at[self.team]
         numbers = self.smem["numbers_smem"]
-        self.search = numbers.at[self.wg, pl.ds(0, 8)]
-        self.counter = numbers.at[self.team * self.members, pl.ds(8, 4)]
-        self.ties = numbers.at[self.team * self.members, pl.ds(16, 8)]
+        self.found = numbers.at[self.team, pl.ds(0, 4)]
+        self.counter = numbers.at[self.team, pl.ds(4, 4)]
+        self.ties = numbers.at[self.team, pl.ds(8, 8)]
+        self.sums = numbers.at[self.team, pl.ds(16, 16)]
         self.ones = (1 << config.key_bits) - 1
 
     def prepare(self) -> None:
@@ -143,7 +148,6 @@ class OnePass(RowKernel):
 
             @pl.when(self.block != 0)
             def reset():
-                self.clear(self.cursor)
                 self.clear_counter()
 
             self.barrier()
@@ -161,9 +165,7 @@ class OnePass(RowKernel):
                 lambda: self.cut_of_sample(place, taken),
                 lambda: self.cut_of_row(place, taken),
             )
-            self.each_chunk(
-                place, lambda i: self.append(cut, *self.chunk(place, i)), whole_row=False
-            )
+            self.stream(place, cut)
             self.barrier()
             self.cluster_barrier()
             count = self.count()
@@ -175,7 +177,6 @@ class OnePass(RowKernel):
                 self.cluster_barrier()  # the others have read this block's counter
                 self.barrier()
                 self.clear_counter()
-                self.clear(self.cursor)
                 self.barrier()
 
             return again, jnp.bool_(False), count, cut
@@ -187,15 +188,51 @@ class OnePass(RowKernel):
         )
         return cut, count
 
+    def stream(self, place: _Row, cut: _Cut) -> None:
+        """Appends what is to be kept of the block's part of the row."""
+        (first, last), (first2, last2) = self.keys.kept(jnp.uint32(self.ones) - cut.limit)
+        some = cut.some & (first <= last)
+
+        def keep(bits, i, valid):
+            taken = ((bits - first) <= (last - first)) | ((bits - first2) <= (last2 - first2))
+            if valid is not None:
+                taken = taken & valid
+            team.append(
+                self.pairs, self.counter, bits, jnp.where(taken, 1, 0),
+                i * leaf.CHUNK - place.lead + self.iota(leaf.CHUNK, self.width),
+                width=self.width, interpret=self.interpret,
+            )  # fmt: skip
+
+        def one(i):
+            at = i * leaf.CHUNK - place.lead
+            inside = (at >= place.begin) & (at + leaf.CHUNK <= place.end)
+
+            @pl.when(inside)
+            def most():
+                bits = team.load_chunk(self.x_gmem, place.start, at, interpret=self.interpret)
+                keep(bits, i, None)
+
+            @pl.when(~inside)
+            def at_an_end():
+                bits, valid, _ = self.chunk(place, i)
+                keep(bits, i, valid)
+
+        self.each_chunk(place, one, whole_row=False, some=some)
+
     def keep_of_whole(self, place: _Row, taken: jax.Array) -> tuple[_Cut, jax.Array]:
         """The same of a row that the team's registers hold: it is its own sample."""
-        rank_keys, valid, columns = self.chunk(place, place.first + self.member)
+        bits, valid, columns = self.chunk(place, place.first + self.member)
+        rank_keys = self.rank_keys(bits)
 
         def add(histogram, digits):
             self.add_digits(histogram, digits(rank_keys), valid)
 
-        cut = self.find_cut(add, taken, jnp.float32(1))
-        self.append(cut, rank_keys, valid, columns)
+        cut = self.find_cut_soon(add, taken, jnp.float32(1))
+        kept = valid & (rank_keys <= cut.limit) & cut.some
+        team.append(
+            self.pairs, self.counter, bits, jnp.where(kept, 1, 0), columns,
+            width=self.width, interpret=self.interpret,
+        )  # fmt: skip
         self.barrier()
         return cut, self.count()
 
@@ -217,23 +254,72 @@ class OnePass(RowKernel):
         rank = taken.astype(jnp.float32) / scale
         root = (SIGMAS + jnp.sqrt(SIGMAS**2 + 4 * rank)) / 2
         rank = jnp.minimum((root * root).astype(jnp.int32) + 1, size)
-        return self.find_cut(add, rank, scale)
+        return self.find_cut_soon(add, rank, scale)
 
     def cut_of_row(self, place: _Row, taken: jax.Array) -> _Cut:
         def add(histogram, digits):
             def one(i):
-                rank_keys, valid, _ = self.chunk(place, i)
-                self.add_digits(histogram, digits(rank_keys), valid)
+                bits, valid, _ = self.chunk(place, i)
+                self.add_digits(histogram, digits(self.rank_keys(bits)), valid)
 
             self.each_chunk(place, one, whole_row=True)
 
         return self.find_cut(add, taken, jnp.float32(1))
 
+    def find_cut_soon(self, add, rank: jax.Array, scale: jax.Array) -> _Cut:
+        """As `find_cut`, of elements that are at hand, and with less counting.
+
+        Few elements have the rank keys looked for, but most share a few leading digits, and lanes
+        that count in one bin wait for each other. So only every eighth is counted by its leading
+        digit, to learn between which rank keys the cut must lie, and then those between.
+        """
+        bits = self.config.key_bits
+        shift = max(bits - DIGIT_BITS, 0)
+        part = (rank // 8).astype(jnp.float32)
+        part = (part + SIGMAS * jnp.sqrt(part)).astype(jnp.int32) + SPARE
+
+        def every_eighth(d):
+            chosen = self.iota(d.shape[0], self.width) % 8 == 0
+            return jnp.where(chosen, (d >> shift).astype(jnp.int32), -1)
+
+        add(self.histogram, every_eighth)
+        bin, _, _, first = self.find_bin(self.histogram, part)
+        self.clear(self.histogram)
+        lowest = first.astype(jnp.uint32) << shift
+        last = jnp.minimum(bin, BINS - 1).astype(jnp.uint32)
+        highest = (
+            jnp.uint32(self.ones) if shift == 0 else (last << shift) | jnp.uint32((1 << shift) - 1)
+        )
+        highest = jnp.where(bin < BINS, highest, jnp.uint32(self.ones))
+        fine = team.shift_to_bins(highest - lowest, interpret=self.interpret).astype(jnp.uint32)
+
+        def between(d):
+            over = jnp.where(d > lowest, d - lowest, jnp.uint32(0))
+            return jnp.where(d <= highest, (over >> fine).astype(jnp.int32), -1)
+
+        add(self.cursor, between)
+        bin, before, inside, _ = self.find_bin(self.cursor, rank)
+        self.clear(self.cursor)
+        room = jnp.float32(FULL * self.config.capacity)
+        good = (bin < BINS) & ((before + inside).astype(jnp.float32) * scale <= room)
+        ends = (((bin + 1).astype(jnp.uint32)) << fine) - jnp.uint32(1)
+        limit = jnp.minimum(lowest + ends, highest)
+
+        def again():
+            self.barrier()
+            return self.find_cut(add, rank, scale)
+
+        return jax.lax.cond(
+            good,
+            lambda: _Cut(limit, jnp.bool_(True), jnp.bool_(False), lowest),
+            again,
+        )
+
     def find_cut(self, add, rank: jax.Array, scale: jax.Array) -> _Cut:
         """The cut at a rank of a sample, each element of which stands for `scale` of the row.
 
-        `add(histogram, digits)` counts `digits` of the sample's rank keys. The histogram and the
-        cursors are empty before, the histogram afterwards.
+        `add(histogram, digits)` counts `digits` of the sample's rank keys. Histogram and cursors
+        are empty before and afterwards.
         """
         room = jnp.float32(FULL * self.config.capacity)
         rank = jnp.maximum(rank, 1)
@@ -250,21 +336,18 @@ class OnePass(RowKernel):
         bits = self.config.key_bits
         shift = max(bits - DIGIT_BITS, 0)
         add(self.histogram, lambda d: (d >> shift).astype(jnp.int32))
-        self.barrier()
         key, before, inside, first = self.find_bin(self.histogram, rank)
+        self.clear(self.histogram)
         lowest = first.astype(jnp.uint32) << shift
         key = key.astype(jnp.uint32)
         if shift == 0:
-            self.barrier()
-            self.clear(self.histogram)
             return found(key, before, inside, lowest)
 
         step = min(shift, DIGIT_BITS)
         shift -= step
         add(self.cursor, self.digits_behind(key, shift, step))
-        self.barrier()
-        self.clear(self.histogram)
         digit, ahead, inside, _ = self.find_bin(self.cursor, rank - before)
+        self.clear(self.cursor)
         before = before + ahead
         key = (key << step) | digit.astype(jnp.uint32)
         if shift == 0:
@@ -275,11 +358,8 @@ class OnePass(RowKernel):
             return _Cut(limit, jnp.bool_(True), jnp.bool_(False), lowest)
 
         def fine():
-            self.barrier()
             add(self.histogram, self.digits_behind(key, 0, shift))
-            self.barrier()
             digit, ahead, inside, _ = self.find_bin(self.histogram, rank - before)
-            self.barrier()
             self.clear(self.histogram)
             return found((key << shift) | digit.astype(jnp.uint32), before + ahead, inside, lowest)
 
@@ -300,15 +380,8 @@ class OnePass(RowKernel):
             digits = jnp.where(valid, digits, -1)
         leaf.histogram_add(histogram, digits, width=self.width, interpret=self.interpret)
 
-    def append(self, cut: _Cut, rank_keys, valid, columns) -> None:
-        taken = valid & (rank_keys <= cut.limit) & cut.some
-        team.append(
-            self.pairs, self.counter, rank_keys, jnp.where(taken, 1, 0), columns,
-            width=self.width, interpret=self.interpret,
-        )  # fmt: skip
-
     def chunk(self, place: _Row, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Rank keys, validity and columns of a chunk."""
+        """Bits, validity and columns of a chunk."""
         at = i * leaf.CHUNK - place.lead
         bits = leaf.load_row(
             self.x_gmem, self.view, place.start, at, place.begin, place.end, unit_stride=True,
@@ -316,9 +389,9 @@ class OnePass(RowKernel):
         )  # fmt: skip
         columns = at + self.iota(leaf.CHUNK, self.width)
         valid = (columns >= place.begin) & (columns < place.end)
-        return self.rank_keys(bits), valid, columns
+        return bits, valid, columns
 
-    def each_chunk(self, place: _Row, body, *, whole_row: bool) -> None:
+    def each_chunk(self, place: _Row, body, *, whole_row: bool, some=True) -> None:
         """Runs `body(i)` for this warpgroup's chunks of the row, or of the block's part of it."""
         first, chunks = place.first, place.chunks
         if self.config.cluster > 1 and not whole_row:
@@ -326,6 +399,7 @@ class OnePass(RowKernel):
             first = first + self.block * share
             chunks = jnp.clip(chunks - self.block * share, 0, share)
         mine = (chunks - self.member + self.members - 1) // self.members
+        mine = jnp.where(some, mine, 0)
 
         def one(j, _):
             body(first + self.member + j * self.members)
@@ -337,10 +411,10 @@ class OnePass(RowKernel):
 
         def one(state):
             step, count = state
-            rank_keys, valid, columns = self.chunk(
+            bits, valid, columns = self.chunk(
                 place, place.first + step * self.members + self.member
             )
-            same = jnp.where(valid & (rank_keys == key), 1, 0)
+            same = jnp.where(valid & (self.rank_keys(bits) == key), 1, 0)
             before, total = leaf.exclusive_scan(
                 same, self.smem["scan_smem"].at[self.wg], width=self.width,
                 interpret=self.interpret,
@@ -356,7 +430,7 @@ class OnePass(RowKernel):
             self.barrier()
             place_of = jnp.where((same == 1) & (place_of < taken), place_of, -1)
             team.store_pairs(
-                self.pairs, place_of, rank_keys, columns, width=self.width,
+                self.pairs, place_of, bits, columns, width=self.width,
                 interpret=self.interpret,
             )  # fmt: skip
             return step + 1, count
@@ -387,9 +461,10 @@ class OnePass(RowKernel):
             bins = jnp.minimum((over >> shift), jnp.uint32(BINS - 1)).astype(jnp.int32)
             return jnp.where(columns < 0, -1, bins)
 
-        def each(pairs, body):
+        def each(pairs, body, to_rank_keys=lambda rank_keys: rank_keys):
             def one(at):
-                rank_keys, columns = team.load_pairs(pairs, at, count, interpret=self.interpret)
+                keys, columns = team.load_pairs(pairs, at, count, interpret=self.interpret)
+                rank_keys = to_rank_keys(keys)
                 body(at, rank_keys, columns, bins_of(rank_keys, columns))
 
             self.each_step(count, one)
@@ -397,7 +472,7 @@ class OnePass(RowKernel):
         def count_bins(at, rank_keys, columns, bins):
             leaf.histogram_add(self.histogram, bins, width=1, interpret=self.interpret)
 
-        each(self.pairs, count_bins)
+        each(self.pairs, count_bins, self.rank_keys)
         self.barrier()
         self.place_bins()
         self.barrier()
@@ -410,7 +485,7 @@ class OnePass(RowKernel):
                 self.target, slots, rank_keys, columns, width=1, interpret=self.interpret
             )
 
-        each(self.pairs, to_bins)
+        each(self.pairs, to_bins, self.rank_keys)
         self.barrier()
 
         def rank(at, rank_keys, columns, bins):
@@ -477,8 +552,16 @@ class OnePass(RowKernel):
 
         jax.lax.fori_loop(0, mine, one, None)
 
-    def find_bin(self, histogram, rank: jax.Array) -> tuple[jax.Array, ...]:
-        return team.find_bin(histogram, rank, self.search, interpret=self.interpret)
+    def find_bin(self, histogram, rank: jax.Array) -> list[jax.Array]:
+        """What `_team.find_bin` finds, once all have counted. The histogram may then be cleared."""
+        self.barrier()
+
+        @pl.when(self.member == 0)
+        def find():
+            team.find_bin(histogram, rank, self.found, self.sums, interpret=self.interpret)
+
+        self.barrier()
+        return [self.found[i] for i in range(4)]
 
     def count(self) -> jax.Array:
         if self.config.cluster > 1:

@@ -28,7 +28,7 @@ from pallas_kernels._compat import (
     vector,
 )
 from pallas_kernels._lanes import LANES, WARP
-from pallas_kernels._leaves import LOAD_BYTES, _as_uint32, layout, vector_width
+from pallas_kernels._leaves import CHUNK, LOAD_BYTES, _as_uint32, layout, vector_width
 from pallas_kernels._record import Wide
 
 BINS = 2048
@@ -85,6 +85,39 @@ def barrier(team: jax.Array, *, warpgroups: int, teams: int, interpret: bool) ->
         )
 
     wait(team)
+
+
+def load_chunk(x_gmem: Any, start: Wide, first: jax.Array, *, interpret: bool) -> jax.Array:
+    """Bits of columns `first .. first + CHUNK` of a row, as uint32; all of them must exist.
+
+    `start + first` must lie on a 16-byte boundary.
+    """
+    width = vector_width(x_gmem.dtype)
+    if interpret:
+        index = start.low + first + jnp.arange(CHUNK, dtype=jnp.int32)
+        return _as_uint32(x_gmem[...])[index]
+
+    @plgpu.inline_mgpu(
+        arg_types=(lanes.REF, *[lanes.SCALAR] * 3),
+        return_type=_uint32_vector(CHUNK, layout(CHUNK, width)),
+    )
+    def load(ctx, x, low, high, first):
+        element = lanes.bits_type(x)
+        packed = ir.VectorType.get((width,), element)
+        wide = ir.VectorType.get((width,), ir.IntegerType.get_signless(32))
+        mine = arith.addi(lanes.scalar(first), arith.muli(lanes.lane(), lanes.c32(width)))
+        index = arith.addi(lanes.wide(low, high), lanes.sign_extended(mine))
+        base = lanes.address(memref_ptr(x), index, element)
+        registers = []
+        for r in range(CHUNK // (LANES * width)):
+            at = lanes.address(base, lanes.c64(r * LANES * width), element)
+            loaded = llvm.load(packed, at, alignment=LOAD_BYTES)
+            if element.width < 32:
+                loaded = arith.extui(wide, loaded)
+            registers.append([vector.extract(loaded, [], [j]) for j in range(width)])
+        return _uint32(lanes.fragments_of(registers, CHUNK))
+
+    return load(x_gmem, *start, first)
 
 
 def load_sample(
@@ -154,120 +187,125 @@ def load_sample(
 
 
 def find_bin(
-    hist_smem: Any, rank: jax.Array, scratch_smem: Any, *, interpret: bool
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The bin that holds the `rank`-th of what is counted, from 1 and from bin 0 up.
+    hist_smem: Any, rank: jax.Array, found_smem: Any, scratch_smem: Any, *, interpret: bool
+) -> None:
+    """Finds the bin that holds the `rank`-th of what is counted, from 1 and from bin 0 up.
 
-    Every warpgroup finds it for itself. `scratch_smem` holds 8 int32 of its own.
-
-    Returns:
-      The bin, what is counted before it, what is counted in it, and the first bin that is not
-      empty.
+    One warpgroup of a team does. Writes to `found_smem`: the bin, what is counted before it, what
+    is counted in it, and the first bin that is not empty. If fewer are counted, the bin is BINS
+    and what is counted before it is all. `scratch_smem` holds 16 int32.
     """
     if interpret:
         counts = hist_smem[...]
         upto = jnp.cumsum(counts, dtype=jnp.int32)
-        found = jnp.minimum(jnp.sum(upto < rank, dtype=jnp.int32), BINS - 1)
-        inside = counts[found]
-        return found, upto[found] - inside, inside, jnp.sum(upto == 0, dtype=jnp.int32)
+        found = jnp.sum(upto < rank, dtype=jnp.int32)
+        at = jnp.minimum(found, BINS - 1)
+        inside = jnp.where(found < BINS, counts[at], 0)
+        found_smem[0] = found
+        found_smem[1] = upto[at] - inside
+        found_smem[2] = inside
+        found_smem[3] = jnp.sum(upto == 0, dtype=jnp.int32)
+        return
 
-    scalar = lanes.int32_vector((), lanes.SCALAR)
-
-    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.SCALAR, lanes.REF), return_type=(scalar,) * 4)
-    def find(ctx, hist, rank, scratch):
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.SCALAR, lanes.REF, lanes.REF))
+    def find(ctx, hist, rank, found, scratch):
         i32 = ir.IntegerType.get_signless(32)
         four = ir.VectorType.get((4,), i32)
-        base, out = memref_ptr(hist), memref_ptr(scratch)
+        base, out, sums = memref_ptr(hist), memref_ptr(found), memref_ptr(scratch)
         rank = lanes.scalar(rank)
-        own = BINS // LANES
-        first = arith.muli(lanes.lane(), lanes.c32(own))
-        counts = []
-        for j in range(0, own, 4):
-            at = lanes.address(base, arith.addi(first, lanes.c32(j)), i32)
-            loaded = llvm.load(four, at, alignment=16)
-            counts += [vector.extract(loaded, [], [i]) for i in range(4)]
-        total = counts[0]
-        for c in counts[1:]:
-            total = arith.addi(total, c)
-        inclusive = lanes.warp_inclusive_sum(total)
         warp = arith.andi(arith.shrui(thread_idx(), lanes.c32(5)), lanes.c32(3))
         last = lanes.compare("eq", lanes.lane_of_warp(), lanes.c32(WARP - 1))
-        lanes.when(last, lambda: llvm.store(inclusive, lanes.address(out, warp, i32)))
-        lanes.warpgroup_barrier()
-        before = arith.subi(inclusive, total)
-        for w in range(3):
-            part = llvm.load(i32, lanes.address(out, lanes.c32(w), i32))
-            counts_here = lanes.compare("ult", lanes.c32(w), warp)
-            before = arith.addi(before, arith.select(counts_here, part, lanes.c32()))
-        here = arith.andi(
-            lanes.compare("slt", before, rank),
-            lanes.compare("sge", arith.addi(before, total), rank),
-        )
+        groups = BINS // (4 * LANES)
+        counts, totals, inclusive = [], [], []
+        for g in range(groups):
+            # Neighbours in neighbouring lanes, so that no two want one bank.
+            at = arith.addi(arith.muli(lanes.lane(), lanes.c32(4)), lanes.c32(g * 4 * LANES))
+            loaded = llvm.load(four, lanes.address(base, at, i32), alignment=16)
+            counts.append([vector.extract(loaded, [], [i]) for i in range(4)])
+            total = counts[g][0]
+            for c in counts[g][1:]:
+                total = arith.addi(total, c)
+            totals.append(total)
+            inclusive.append(lanes.warp_inclusive_sum(total))
+            place = arith.addi(warp, lanes.c32(4 * g))
+            lanes.when(
+                last,
+                lambda g=g, p=place: llvm.store(inclusive[g], lanes.address(sums, p, i32)),
+            )
 
         def store(place, value):
             llvm.store(value, lanes.address(out, lanes.c32(place), i32))
 
-        def found():
+        first_lane = lanes.compare("eq", lanes.lane(), lanes.c32())
+
+        def none_yet():
+            store(0, lanes.c32(BINS))
+            store(2, lanes.c32())
+            store(3, lanes.c32(BINS))
+
+        lanes.when(first_lane, none_yet)
+        lanes.warpgroup_barrier()
+        running = lanes.c32()
+        for g in range(groups):
+            before = running
+            for w in range(4):
+                part = llvm.load(i32, lanes.address(sums, lanes.c32(4 * g + w), i32))
+                earlier = lanes.compare("ult", lanes.c32(w), warp)
+                before = arith.addi(before, arith.select(earlier, part, lanes.c32()))
+                running = arith.addi(running, part)
+            before = arith.addi(before, arith.subi(inclusive[g], totals[g]))
             upto = before
-            for j, c in enumerate(counts):
+            for i, c in enumerate(counts[g]):
                 ahead, upto = upto, arith.addi(upto, c)
-                is_it = arith.andi(
-                    lanes.compare("slt", ahead, rank), lanes.compare("sge", upto, rank)
+                bin = arith.addi(
+                    arith.muli(lanes.lane(), lanes.c32(4)), lanes.c32(g * 4 * LANES + i)
                 )
 
-                def store_it(j=j, c=c, ahead=ahead):
-                    store(4, arith.addi(first, lanes.c32(j)))
-                    store(5, ahead)
-                    store(6, c)
+                def store_it(bin=bin, c=c, ahead=ahead):
+                    store(0, bin)
+                    store(1, ahead)
+                    store(2, c)
 
-                lanes.when(is_it, store_it)
-
-        lanes.when(here, found)
-        leading = arith.andi(
-            lanes.compare("eq", before, lanes.c32()), lanes.compare("sgt", total, lanes.c32())
-        )
-
-        def first_one():
-            at = lanes.c32()
-            for j in reversed(range(own)):
-                taken = lanes.compare("sgt", counts[j], lanes.c32())
-                at = arith.select(taken, arith.addi(first, lanes.c32(j)), at)
-            store(7, at)
-
-        lanes.when(leading, first_one)
+                here = arith.andi(
+                    lanes.compare("slt", ahead, rank), lanes.compare("sge", upto, rank)
+                )
+                lanes.when(here, store_it)
+                leads = arith.andi(
+                    lanes.compare("eq", ahead, lanes.c32()), lanes.compare("sgt", c, lanes.c32())
+                )
+                lanes.when(leads, lambda bin=bin: store(3, bin))
+        few = arith.andi(first_lane, lanes.compare("slt", running, rank))
+        lanes.when(few, lambda: store(1, running))
         lanes.warpgroup_barrier()
-        result = [llvm.load(i32, lanes.address(out, lanes.c32(i), i32)) for i in range(4, 8)]
-        lanes.warpgroup_barrier()  # the next search may write the scratch
-        return tuple(lanes.splat(r) for r in result)
 
-    return find(hist_smem, rank, scratch_smem)
+    find(hist_smem, rank, found_smem, scratch_smem)
 
 
 def append(
-    pairs_smem: Any, counter_smem: Any, rank_keys: jax.Array, taken: jax.Array,
+    pairs_smem: Any, counter_smem: Any, bits: jax.Array, taken: jax.Array,
     columns: jax.Array, *, width: int, interpret: bool,
 ) -> None:  # fmt: skip
-    """Appends the pairs of a vector whose `taken` (int32) is 1, and counts them.
+    """Appends pairs of bits and column, of a vector whose `taken` (int32) is 1; counts them.
 
     In any order, and those beyond the end of `pairs_smem` are counted only.
     """
-    size = rank_keys.shape[0]
+    size = bits.shape[0]
     capacity = pairs_smem.shape[0] // 2
     if interpret:
         first = counter_smem[0]
         place = first + jnp.cumsum(taken, dtype=jnp.int32) - taken
-        _put(pairs_smem, jnp.where(taken == 1, place, -1), rank_keys, columns)
+        _put(pairs_smem, jnp.where(taken == 1, place, -1), bits, columns)
         counter_smem[0] = first + jnp.sum(taken, dtype=jnp.int32)
         return
 
     where = layout(size, width)
 
     @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.REF, where, where, where))
-    def add(ctx, pairs, counter, rank_keys, taken, columns):
+    def add(ctx, pairs, counter, bits, taken, columns):
         base, count = memref_ptr(pairs), memref_ptr(counter)
         flags, keys, at = (
             [e for elements in lanes.elements_of(v) for e in elements]
-            for v in (taken, rank_keys, columns)
+            for v in (taken, bits, columns)
         )
         mine = flags[0]
         for flag in flags[1:]:
@@ -295,13 +333,13 @@ def append(
         lanes.when(anyone, store_all)
         lanes.warp_barrier()
 
-    add(pairs_smem, counter_smem, rank_keys, taken, columns)
+    add(pairs_smem, counter_smem, bits, taken, columns)
 
 
 def load_pairs(
     pairs_smem: Any, first: jax.Array, count: jax.Array, *, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Rank keys and columns of pairs `first .. first + STEP`; (0, -1) from `count` on."""
+    """Both halves of pairs `first .. first + STEP`, the key's first; (0, -1) from `count` on."""
     if interpret:
         at = first + jnp.arange(STEP, dtype=jnp.int32)
         inside = at < count

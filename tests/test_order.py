@@ -89,3 +89,50 @@ def test_bits_and_back(name: str) -> None:
     assert bits.dtype == _order.bits_dtype(patterns.dtype)
     back = _order.from_bits(bits, patterns.dtype)
     np.testing.assert_array_equal(oracle.bits(np.asarray(back)), oracle.bits(patterns))
+
+
+@orders
+@directions
+@pytest.mark.parametrize("name", [n for n in DTYPES if numpy_dtype(n).itemsize < 8])
+def test_bits_kept_are_those_of_keys_from_the_threshold_on(name, largest, order):
+    dtype = numpy_dtype(name)
+    width = 8 * dtype.itemsize
+    near = {(1 << b) + step for b in range(width) for step in (-2, -1, 0, 1, 2)}
+    near |= (
+        {int(_order._largest_number_bits(dtype)) + step for step in (-1, 0, 1, 2)}
+        if (name in FLOATS)
+        else set()
+    )
+    near |= {2**width - 1 - n for n in near} | {n ^ (1 << (width - 1)) for n in near}
+    numbers = np.array(sorted({n % 2**width for n in near} | {0, 2**width - 1}), np.uint32)
+    bits = np.arange(2**width, dtype=np.uint32) if width == 8 else numbers
+    options = {"dtype": dtype, "largest": largest, "order": order}
+    key = np.asarray(_order.key(jnp.asarray(bits), **options))
+    thresholds = np.arange(256, dtype=np.uint32) if width == 8 else numbers
+    ranges = jax.jit(jax.vmap(lambda t: _order.kept(t, **options)))(jnp.asarray(thresholds))
+    kept = np.zeros((len(thresholds), len(bits)), bool)
+    for first, last in ranges:
+        first, last = (np.broadcast_to(np.asarray(x), thresholds.shape) for x in (first, last))
+        kept |= (bits >= first[:, None]) & (bits <= last[:, None])
+    np.testing.assert_array_equal(kept, key >= thresholds[:, None])
+
+
+@orders
+@directions
+@pytest.mark.parametrize("name", [n for n in DTYPES if numpy_dtype(n).itemsize < 8])
+def test_bits_come_back_from_keys(name, largest, order):
+    dtype = numpy_dtype(name)
+    width = 8 * dtype.itemsize
+    bits = np.random.default_rng(0).integers(0, 2**width, 100_000).astype(np.uint32)
+    bits = np.concatenate([bits, np.array([0, 1 << (width - 1), 2**width - 1], np.uint32)])
+    options = {"dtype": dtype, "largest": largest, "order": order}
+    key = np.asarray(_order.key(jnp.asarray(bits), **options))
+    again, alone = _order.from_key(jnp.asarray(key), **options)
+    alone = np.full(len(bits), True) if alone is None else np.asarray(alone)
+    np.testing.assert_array_equal(np.asarray(again)[alone], bits[alone])
+    # Where they are not alone, others have the same key: zeros or NaNs.
+    values = bits.astype(f"u{dtype.itemsize}").view(dtype)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        shared = np.isnan(values.astype(np.float64)) | (values == 0)
+    expected = ~shared if name in FLOATS and order is Order.TORCH else np.full(len(bits), True)
+    np.testing.assert_array_equal(alone, expected)
