@@ -136,6 +136,11 @@ def any_of_warp(condition: Any) -> Any:
     return nvvm.vote_sync(c32(0xFFFFFFFF), condition, nvvm.VoteSyncKind.any)
 
 
+def ballot(condition: Any) -> Any:
+    """A bit for each lane of the warp."""
+    return nvvm.vote_sync(c32(0xFFFFFFFF), condition, nvvm.VoteSyncKind.ballot)
+
+
 def leading_zeros(value: Any) -> Any:
     return math.ctlz(value)
 

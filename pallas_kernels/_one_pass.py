@@ -77,13 +77,12 @@ class _Cut(NamedTuple):
     """What to keep of a row: rank keys up to `limit`, if `some`.
 
     Where `tied`, too many share the next rank key for all of them to be kept: of these, those are
-    still wanted that lie leftmost. `lowest` is at most the first rank key of a sample.
+    still wanted that lie leftmost.
     """
 
     limit: jax.Array
     some: jax.Array
     tied: jax.Array
-    lowest: jax.Array
 
 
 class OnePass(RowKernel):
@@ -102,7 +101,8 @@ class OnePass(RowKernel):
         self.cursor = self.smem["cursor_smem"].at[self.team]
         numbers = self.smem["numbers_smem"]
         self.found = numbers.at[self.team, pl.ds(0, 4)]
-        self.counter = numbers.at[self.team, pl.ds(4, 4)]
+        self.counter = numbers.at[self.team, pl.ds(4, 1)]
+        self.lowest = numbers.at[self.team, pl.ds(5, 1)]
         self.ties = numbers.at[self.team, pl.ds(8, 8)]
         self.sums = numbers.at[self.team, pl.ds(16, 16)]
         self.ones = (1 << config.key_bits) - 1
@@ -182,57 +182,90 @@ class OnePass(RowKernel):
             return again, jnp.bool_(False), count, cut
 
         sampled = place.end - place.begin > capacity
-        nothing = _Cut(jnp.uint32(0), jnp.bool_(False), jnp.bool_(False), jnp.uint32(0))
+        nothing = _Cut(jnp.uint32(0), jnp.bool_(False), jnp.bool_(False))
         _, _, count, cut = jax.lax.while_loop(
             lambda state: state[0], attempt, (jnp.bool_(True), sampled, jnp.int32(0), nothing)
         )
         return cut, count
 
+    def ranges(self, cut: _Cut) -> tuple[team.Ranges, jax.Array]:
+        """The bits to be kept, and whether there are any."""
+        (first, last), (first2, last2) = self.keys.kept(jnp.uint32(self.ones) - cut.limit)
+        ranges = team.Ranges(first, last - first, first2, last2 - first2)
+        return team.Ranges(*(jnp.uint32(n) for n in ranges)), cut.some & (first <= last)
+
     def stream(self, place: _Row, cut: _Cut) -> None:
         """Appends what is to be kept of the block's part of the row."""
-        (first, last), (first2, last2) = self.keys.kept(jnp.uint32(self.ones) - cut.limit)
-        some = cut.some & (first <= last)
+        ranges, some = self.ranges(cut)
 
-        def keep(bits, i, valid):
-            taken = ((bits - first) <= (last - first)) | ((bits - first2) <= (last2 - first2))
-            if valid is not None:
-                taken = taken & valid
+        def append(i, bits, *, inside):
+            columns = team.Columns(i * leaf.CHUNK - place.lead, place.begin, place.end)
             team.append(
-                self.pairs, self.counter, bits, jnp.where(taken, 1, 0),
-                i * leaf.CHUNK - place.lead + self.iota(leaf.CHUNK, self.width),
-                width=self.width, interpret=self.interpret,
+                self.pairs, self.counter, bits, ranges, columns, width=self.width, inside=inside,
+                interpret=self.interpret,
             )  # fmt: skip
 
-        def one(i):
-            at = i * leaf.CHUNK - place.lead
-            inside = (at >= place.begin) & (at + leaf.CHUNK <= place.end)
+        first, chunks = self.part(place)
+        stop = jnp.where(some, first + chunks, first)
+        last = place.first + place.chunks - 1
+        starts_inside = place.begin + place.lead <= place.first * leaf.CHUNK
+        ends_inside = place.end + place.lead >= (last + 1) * leaf.CHUNK
 
-            @pl.when(inside)
-            def most():
-                bits = team.load_chunk(self.x_gmem, place.start, at, interpret=self.interpret)
-                keep(bits, i, None)
+        def edge(e, _):
+            i = jnp.where(e == 0, place.first, last)
+            at_edge = jnp.where(
+                e == 0, ~starts_inside, ~ends_inside & ((last > place.first) | starts_inside)
+            )
+            mine = self.member == jnp.where(e == 0, 0, self.members - 1)
 
-            @pl.when(~inside)
-            def at_an_end():
-                bits, valid, _ = self.chunk(place, i)
-                keep(bits, i, valid)
+            @pl.when(at_edge & mine & (i >= first) & (i < stop))
+            def guarded():
+                append(i, self.chunk(place, i)[0], inside=False)
 
-        self.each_chunk(place, one, whole_row=False, some=some)
+        jax.lax.fori_loop(0, 2, edge, None)
+        begin = jnp.maximum(first, place.first + jnp.where(starts_inside, 0, 1))
+        stop = jnp.minimum(stop, last + jnp.where(ends_inside, 1, 0))
+        mine = (stop - begin - self.member + self.members - 1) // self.members
+
+        def index(j):
+            return begin + self.member + jnp.minimum(j, mine - 1) * self.members
+
+        def load(j):
+            return team.load_chunk(
+                self.x_gmem, place.start, index(j) * leaf.CHUNK - place.lead,
+                interpret=self.interpret,
+            )  # fmt: skip
+
+        @pl.when(mine > 0)
+        def most():
+            def one(j, bits):
+                # The next chunk is on its way while this one is looked at.
+                following = load(j + 1)
+                append(index(j), bits, inside=True)
+                return following
+
+            jax.lax.fori_loop(0, mine, one, load(0))
 
     def keep_of_whole(self, place: _Row, taken: jax.Array) -> tuple[_Cut, jax.Array]:
         """The same of a row that the team's registers hold: it is its own sample."""
-        bits, valid, columns = self.chunk(place, place.first + self.member)
+        bits, valid, _ = self.chunk(place, place.first + self.member)
         rank_keys = self.rank_keys(bits)
 
         def add(histogram, digits):
             self.add_digits(histogram, digits(rank_keys), valid)
 
         cut = self.find_cut_soon(add, taken, jnp.float32(1))
-        kept = valid & (rank_keys <= cut.limit) & cut.some
-        team.append(
-            self.pairs, self.counter, bits, jnp.where(kept, 1, 0), columns,
-            width=self.width, interpret=self.interpret,
-        )  # fmt: skip
+        ranges, some = self.ranges(cut)
+
+        @pl.when(some)
+        def append():
+            at = (place.first + self.member) * leaf.CHUNK - place.lead
+            team.append(
+                self.pairs, self.counter, bits, ranges,
+                team.Columns(at, place.begin, place.end), width=self.width, inside=False,
+                interpret=self.interpret,
+            )  # fmt: skip
+
         self.barrier()
         return cut, self.count()
 
@@ -258,11 +291,12 @@ class OnePass(RowKernel):
 
     def cut_of_row(self, place: _Row, taken: jax.Array) -> _Cut:
         def add(histogram, digits):
-            def one(i):
-                bits, valid, _ = self.chunk(place, i)
+            def one(j, _):
+                bits, valid, _ = self.chunk(place, place.first + self.member + j * self.members)
                 self.add_digits(histogram, digits(self.rank_keys(bits)), valid)
 
-            self.each_chunk(place, one, whole_row=True)
+            mine = (place.chunks - self.member + self.members - 1) // self.members
+            jax.lax.fori_loop(0, mine, one, None)
 
         return self.find_cut(add, taken, jnp.float32(1))
 
@@ -311,7 +345,7 @@ class OnePass(RowKernel):
 
         return jax.lax.cond(
             good,
-            lambda: _Cut(limit, jnp.bool_(True), jnp.bool_(False), lowest),
+            lambda: _Cut(limit, jnp.bool_(True), jnp.bool_(False)),
             again,
         )
 
@@ -327,21 +361,20 @@ class OnePass(RowKernel):
         def expected(count):
             return count.astype(jnp.float32) * scale
 
-        def found(key, before, inside, lowest):
+        def found(key, before, inside):
             """The cut, where all bits of the key are known."""
             tied = expected(before + inside) > room
             limit = jnp.where(tied, key - jnp.where(key > 0, 1, 0).astype(jnp.uint32), key)
-            return _Cut(limit, ~tied | (key > 0), tied, lowest)
+            return _Cut(limit, ~tied | (key > 0), tied)
 
         bits = self.config.key_bits
         shift = max(bits - DIGIT_BITS, 0)
         add(self.histogram, lambda d: (d >> shift).astype(jnp.int32))
-        key, before, inside, first = self.find_bin(self.histogram, rank)
+        key, before, inside, _ = self.find_bin(self.histogram, rank)
         self.clear(self.histogram)
-        lowest = first.astype(jnp.uint32) << shift
         key = key.astype(jnp.uint32)
         if shift == 0:
-            return found(key, before, inside, lowest)
+            return found(key, before, inside)
 
         step = min(shift, DIGIT_BITS)
         shift -= step
@@ -351,17 +384,17 @@ class OnePass(RowKernel):
         before = before + ahead
         key = (key << step) | digit.astype(jnp.uint32)
         if shift == 0:
-            return found(key, before, inside, lowest)
+            return found(key, before, inside)
 
         def coarse():
             limit = (key << shift) | jnp.uint32((1 << shift) - 1)
-            return _Cut(limit, jnp.bool_(True), jnp.bool_(False), lowest)
+            return _Cut(limit, jnp.bool_(True), jnp.bool_(False))
 
         def fine():
             add(self.histogram, self.digits_behind(key, 0, shift))
             digit, ahead, inside, _ = self.find_bin(self.histogram, rank - before)
             self.clear(self.histogram)
-            return found((key << shift) | digit.astype(jnp.uint32), before + ahead, inside, lowest)
+            return found((key << shift) | digit.astype(jnp.uint32), before + ahead, inside)
 
         return jax.lax.cond(expected(before + inside) > room, fine, coarse)
 
@@ -391,20 +424,13 @@ class OnePass(RowKernel):
         valid = (columns >= place.begin) & (columns < place.end)
         return bits, valid, columns
 
-    def each_chunk(self, place: _Row, body, *, whole_row: bool, some=True) -> None:
-        """Runs `body(i)` for this warpgroup's chunks of the row, or of the block's part of it."""
-        first, chunks = place.first, place.chunks
-        if self.config.cluster > 1 and not whole_row:
-            share = (chunks + self.config.cluster - 1) // self.config.cluster
-            first = first + self.block * share
-            chunks = jnp.clip(chunks - self.block * share, 0, share)
-        mine = (chunks - self.member + self.members - 1) // self.members
-        mine = jnp.where(some, mine, 0)
-
-        def one(j, _):
-            body(first + self.member + j * self.members)
-
-        jax.lax.fori_loop(0, mine, one, None)
+    def part(self, place: _Row) -> tuple[jax.Array, jax.Array]:
+        """The block's first chunk of the row, and how many it has."""
+        if self.config.cluster == 1:
+            return place.first, place.chunks
+        share = (place.chunks + self.config.cluster - 1) // self.config.cluster
+        before = jnp.minimum(self.block * share, place.chunks)
+        return place.first + before, jnp.minimum(share, place.chunks - before)
 
     def add_ties(self, place: _Row, key: jax.Array, count: jax.Array, taken: jax.Array) -> None:
         """Appends the leftmost elements of a rank key, so that there are `taken` pairs."""
@@ -453,23 +479,31 @@ class OnePass(RowKernel):
             self.add_ties(place, key, count, taken)
 
         count = jnp.where(short, taken, count)
-        reach = jnp.where(cut.limit > cut.lowest, cut.limit - cut.lowest, jnp.uint32(0))
-        shift = team.shift_to_bins(reach, interpret=self.interpret).astype(jnp.uint32)
-
-        def bins_of(rank_keys, columns):
-            over = jnp.where(rank_keys > cut.lowest, rank_keys - cut.lowest, jnp.uint32(0))
-            bins = jnp.minimum((over >> shift), jnp.uint32(BINS - 1)).astype(jnp.int32)
-            return jnp.where(columns < 0, -1, bins)
 
         def each(pairs, body, to_rank_keys=lambda rank_keys: rank_keys):
             def one(at):
                 keys, columns = team.load_pairs(pairs, at, count, interpret=self.interpret)
-                rank_keys = to_rank_keys(keys)
-                body(at, rank_keys, columns, bins_of(rank_keys, columns))
+                body(to_rank_keys(keys), columns)
 
             self.each_step(count, one)
 
-        def count_bins(at, rank_keys, columns, bins):
+        def lower(rank_keys, columns):
+            rank_keys = jnp.where(columns < 0, jnp.uint32(2**32 - 1), rank_keys)
+            team.lower_to(self.lowest, rank_keys, interpret=self.interpret)
+
+        each(self.pairs, lower, self.rank_keys)
+        self.barrier()
+        lowest = self.lowest[0].astype(jnp.uint32)
+        highest = cut.limit + jnp.where(short, 1, 0).astype(jnp.uint32)
+        reach = jnp.where(highest > lowest, highest - lowest, jnp.uint32(0))
+        shift = team.shift_to_bins(reach, interpret=self.interpret).astype(jnp.uint32)
+
+        def bins_of(rank_keys, columns):
+            bins = jnp.minimum((rank_keys - lowest) >> shift, jnp.uint32(BINS - 1))
+            return jnp.where(columns < 0, -1, bins.astype(jnp.int32))
+
+        def count_bins(rank_keys, columns):
+            bins = bins_of(rank_keys, columns)
             leaf.histogram_add(self.histogram, bins, width=1, interpret=self.interpret)
 
         each(self.pairs, count_bins, self.rank_keys)
@@ -479,7 +513,8 @@ class OnePass(RowKernel):
         self.clear(self.histogram)
         self.clear_counter()
 
-        def to_bins(at, rank_keys, columns, bins):
+        def to_bins(rank_keys, columns):
+            bins = bins_of(rank_keys, columns)
             slots = team.take_slots(self.cursor, bins, interpret=self.interpret)
             team.store_pairs(
                 self.target, slots, rank_keys, columns, width=1, interpret=self.interpret
@@ -488,7 +523,8 @@ class OnePass(RowKernel):
         each(self.pairs, to_bins, self.rank_keys)
         self.barrier()
 
-        def rank(at, rank_keys, columns, bins):
+        def rank(rank_keys, columns):
+            bins = bins_of(rank_keys, columns)
             # By now a bin's cursor is where it ends, and the next one's pairs begin.
             first = team.look_up(self.cursor, bins - 1, interpret=self.interpret)
             needed = (columns >= 0) & (first < taken)
@@ -579,6 +615,7 @@ class OnePass(RowKernel):
         @pl.when(self.member == 0)
         def zero():
             self.counter[0] = jnp.int32(0)
+            self.lowest[0] = jnp.int32(-1)  # the largest, read as unsigned
 
     def barrier(self) -> None:
         team.barrier(

@@ -9,7 +9,7 @@ twins' additions are not atomic: interpreted teams have one warpgroup.
 # mypy: ignore-errors
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from pallas_kernels._compat import (
     inline_ptx,
     ir,
     llvm,
+    math,
     memref_ptr,
     nvvm,
     plgpu,
@@ -281,59 +282,108 @@ def find_bin(
     find(hist_smem, rank, found_smem, scratch_smem)
 
 
-def append(
-    pairs_smem: Any, counter_smem: Any, bits: jax.Array, taken: jax.Array,
-    columns: jax.Array, *, width: int, interpret: bool,
-) -> None:  # fmt: skip
-    """Appends pairs of bits and column, of a vector whose `taken` (int32) is 1; counts them.
+class Ranges(NamedTuple):
+    """Which bits (uint32) are kept: `[first, first + span]`, and `[first2, first2 + span2]`."""
 
-    In any order, and those beyond the end of `pairs_smem` are counted only.
+    first: Any
+    span: Any
+    first2: Any
+    span2: Any
+
+
+class Columns(NamedTuple):
+    """Where a chunk lies in its row, and which columns are valid."""
+
+    at: jax.Array
+    begin: jax.Array
+    end: jax.Array
+
+
+def append(
+    pairs_smem: Any, counter_smem: Any, bits: jax.Array, ranges: Ranges, columns: Columns, *,
+    width: int, inside: bool, interpret: bool,
+) -> None:  # fmt: skip
+    """Appends pairs of bits and column, of a chunk's elements that are kept; counts them.
+
+    In any order, and those beyond the end of `pairs_smem` are counted only. `inside` promises that
+    all columns are valid.
     """
-    size = bits.shape[0]
     capacity = pairs_smem.shape[0] // 2
     if interpret:
+        at = columns.at + jnp.arange(CHUNK, dtype=jnp.int32)
+        kept = (bits - ranges.first <= ranges.span) | (bits - ranges.first2 <= ranges.span2)
+        kept &= (at >= columns.begin) & (at < columns.end)
         first = counter_smem[0]
-        place = first + jnp.cumsum(taken, dtype=jnp.int32) - taken
-        _put(pairs_smem, jnp.where(taken == 1, place, -1), bits, columns)
-        counter_smem[0] = first + jnp.sum(taken, dtype=jnp.int32)
+        kept_before = jnp.cumsum(kept, dtype=jnp.int32) - kept
+        _put(pairs_smem, jnp.where(kept, first + kept_before, -1), bits, at)
+        counter_smem[0] = first + jnp.sum(kept, dtype=jnp.int32)
         return
 
-    where = layout(size, width)
+    where = layout(CHUNK, width)
 
-    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.REF, where, where, where))
-    def add(ctx, pairs, counter, bits, taken, columns):
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, lanes.REF, where, *[lanes.SCALAR] * 7))
+    def add(ctx, pairs, counter, bits, *scalars):
+        i32 = ir.IntegerType.get_signless(32)
         base, count = memref_ptr(pairs), memref_ptr(counter)
-        flags, keys, at = (
-            [e for elements in lanes.elements_of(v) for e in elements]
-            for v in (taken, bits, columns)
-        )
-        mine = flags[0]
-        for flag in flags[1:]:
-            mine = arith.addi(mine, flag)
-        anyone = lanes.any_of_warp(lanes.compare("sgt", mine, lanes.c32()))
+        first, span, first2, span2, at, begin, end = map(lanes.scalar, scalars)
+        mine = arith.addi(at, arith.muli(lanes.lane(), lanes.c32(width)))
+        registers = lanes.elements_of(bits)
+
+        def column(r, e):
+            return arith.addi(mine, lanes.c32(r * LANES * width + e))
+
+        def in_ranges(element):
+            return arith.ori(
+                lanes.compare("ule", arith.subi(element, first), span),
+                lanes.compare("ule", arith.subi(element, first2), span2),
+            )
+
+        def kept(r, e):
+            is_kept = in_ranges(registers[r][e])
+            if not inside:
+                c = column(r, e)
+                valid = arith.andi(lanes.compare("sge", c, begin), lanes.compare("slt", c, end))
+                is_kept = arith.andi(is_kept, valid)
+            return is_kept
+
+        def any_kept(r):
+            result = kept(r, 0)
+            for e in range(1, width):
+                result = arith.ori(result, kept(r, e))
+            return result
+
+        def store_kept(r):
+            """One load's elements, of all lanes of a warp."""
+            below = arith.subi(arith.shli(lanes.c32(1), lanes.lane_of_warp()), lanes.c32(1))
+            flags = [kept(r, e) for e in range(width)]
+            ballots = [lanes.ballot(flag) for flag in flags]
+            sizes = [math.ctpop(ballot) for ballot in ballots]
+            total = sizes[0]
+            for size in sizes[1:]:
+                total = arith.addi(total, size)
+            leader = lanes.compare("eq", lanes.lane_of_warp(), lanes.c32())
+            place = lanes.if_(leader, lambda: _atomic_add(count, total), lanes.c32, i32)
+            place = lanes.from_lane(place, 0)
+            for e, (flag, ballot, size) in enumerate(zip(flags, ballots, sizes, strict=True)):
+                own = arith.addi(place, math.ctpop(arith.andi(ballot, below)))
+                fits = arith.andi(flag, lanes.compare("ult", own, lanes.c32(capacity)))
+                lanes.when(
+                    fits,
+                    lambda p=own, e=e: _store_pair(base, p, registers[r][e], column(r, e)),
+                )
+                place = arith.addi(place, size)
 
         def store_all():
-            inclusive = lanes.warp_inclusive_sum(mine)
-            last = lanes.compare("eq", lanes.lane_of_warp(), lanes.c32(WARP - 1))
-            i32 = ir.IntegerType.get_signless(32)
-            begin = lanes.if_(last, lambda: _atomic_add(count, inclusive), lanes.c32, i32)
-            begin = lanes.from_lane(begin, WARP - 1)
-            place = arith.addi(begin, arith.subi(inclusive, mine))
-            for flag, key, column in zip(flags, keys, at, strict=True):
-                inside = arith.andi(
-                    lanes.compare("ne", flag, lanes.c32()),
-                    lanes.compare("ult", place, lanes.c32(capacity)),
-                )
-                lanes.when(
-                    inside,
-                    lambda p=place, k=key, c=column: _store_pair(base, p, k, c),
-                )
-                place = arith.addi(place, flag)
+            for r in range(len(registers)):
+                lanes.when(lanes.any_of_warp(any_kept(r)), lambda r=r: store_kept(r))
 
-        lanes.when(anyone, store_all)
+        anyone = any_kept(0)
+        for r in range(1, len(registers)):
+            anyone = arith.ori(anyone, any_kept(r))
+        lanes.when(lanes.any_of_warp(anyone), store_all)
         lanes.warp_barrier()
 
-    add(pairs_smem, counter_smem, bits, taken, columns)
+    add(pairs_smem, counter_smem, bits, *ranges, *columns)
 
 
 def load_pairs(
@@ -461,22 +511,60 @@ def rank_among(
     def rank(ctx, pairs, first, stop, rank_keys, columns):
         i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
         base = memref_ptr(pairs)
-        ranks = []
-        vectors = (lanes.elements_of(v) for v in (first, stop, rank_keys, columns))
-        for elements in zip(*vectors, strict=True):
-            ((begin, end, key, column),) = zip(*elements, strict=True)
-            own = _pair(key, column)
-            loop = scf.ForOp(begin, end, lanes.c32(1), [lanes.c32()])
-            with ir.InsertionPoint(loop.body):
-                at = lanes.address(base, loop.induction_variable, i64)
-                mate = llvm.load(i64, at, alignment=8)
-                before = arith.extui(i32, lanes.compare("ult", mate, own))
-                scf.yield_([arith.addi(loop.inner_iter_args[0], before)])
-            ranks.append([loop.results[0]])
+        first, stop, rank_keys, columns = (
+            [element for (element,) in lanes.elements_of(v)]
+            for v in (first, stop, rank_keys, columns)
+        )
+        own = [_pair(key, column) for key, column in zip(rank_keys, columns, strict=True)]
+        sizes = [arith.subi(end, begin) for begin, end in zip(first, stop, strict=True)]
+        most = sizes[0]
+        for size in sizes[1:]:
+            most = arith.maxsi(most, size)
+        # Side by side, so that their loads wait together.
+        loop = scf.ForOp(lanes.c32(), most, lanes.c32(1), [lanes.c32() for _ in own])
+        with ir.InsertionPoint(loop.body):
+            step = loop.induction_variable
+            counts = []
+            for begin, size, pair, count in zip(
+                first, sizes, own, loop.inner_iter_args, strict=True
+            ):
+                within = lanes.compare("slt", step, size)
+                at = arith.select(within, arith.addi(begin, step), begin)
+                mate = llvm.load(i64, lanes.address(base, at, i64), alignment=8)
+                earlier = arith.andi(within, lanes.compare("ult", mate, pair))
+                counts.append(arith.addi(count, arith.extui(i32, earlier)))
+            scf.yield_(counts)
         lanes.warp_barrier()
-        return lanes.fragments_of(ranks, STEP)
+        return lanes.fragments_of([[result] for result in loop.results], STEP)
 
     return rank(pairs_smem, first, stop, rank_keys, columns)
+
+
+def lower_to(number_smem: Any, numbers: jax.Array, *, interpret: bool) -> None:
+    """Makes `number_smem[0]` (int32, read as unsigned) at most each of a vector (uint32)."""
+    if interpret:
+        was = jax.lax.bitcast_convert_type(number_smem[0], jnp.uint32)
+        least = jnp.minimum(was, jnp.min(numbers))
+        number_smem[0] = jax.lax.bitcast_convert_type(least, jnp.int32)
+        return
+
+    @plgpu.inline_mgpu(arg_types=(lanes.REF, PAIRS))
+    def lower(ctx, number, numbers):
+        i32 = ir.IntegerType.get_signless(32)
+        least, *others = (element for (element,) in lanes.elements_of(numbers))
+        for other in others:
+            least = arith.minui(least, other)
+        least = inline_ptx(
+            "redux.sync.min.u32 $0, $1, 0xffffffff;", least, result_types=i32,
+            has_side_effects=True, convergent=True,
+        )  # fmt: skip
+        inline_ptx(
+            "red.relaxed.cta.shared::cta.min.u32 [$0], $1;", memref_ptr(number), least,
+            predicate=lanes.compare("eq", lanes.lane_of_warp(), lanes.c32()),
+            has_side_effects=True,
+        )  # fmt: skip
+
+    lower(number_smem, numbers)
 
 
 def look_up(numbers_smem: Any, places: jax.Array, *, interpret: bool) -> jax.Array:
