@@ -127,7 +127,9 @@ def keys(dtype: np.dtype, largest: bool, order: Order) -> Any:
     """The order of a dtype's values, as the kernels take it."""
     which: dict[str, Any] = {"dtype": dtype, "largest": largest, "order": order}
     return pallas_kernels.Keys(
-        *(functools.partial(f, **which) for f in (_order.key, _order.from_key, _order.kept))
+        to_key=functools.partial(_order.key, **which),
+        from_key=functools.partial(_order.from_key, **which),
+        kept=functools.partial(_order.kept, **which),
     )
 
 
@@ -138,7 +140,7 @@ def _row_numbers(x: jax.Array, columns: int) -> jax.Array:
 
 
 def _sort(values, indices, to_key) -> tuple[jax.Array, jax.Array]:
-    """Puts a selection that lies by ascending column in order; unfilled places stay last."""
+    """Puts a selection that the radix design wrote in order; unfilled places stay last."""
     bits = _order.to_bits(values)
     key = to_key(bits.astype(_order.carrier_dtype(values.dtype)))
     last = jnp.where(indices < 0, jnp.uint32(0xFFFFFFFF), ~key)

@@ -129,9 +129,11 @@ def from_key(
     return bits, (ranked != sign) & (ranked != ones)
 
 
-def kept(
-    threshold: jax.Array, dtype: Any, *, largest: bool, order: Order
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+Range = tuple[jax.Array | np.unsignedinteger, jax.Array | np.unsignedinteger]
+"""The first and the last of it, scalars."""
+
+
+def kept(threshold: jax.Array, dtype: Any, *, largest: bool, order: Order) -> tuple[Range, Range]:
     """The bits of all values whose key is `threshold` or larger: two ranges, (first, last) each.
 
     Cheaper to ask than keys are to compute. `threshold` is one key, in uint32; for types of at
@@ -140,7 +142,9 @@ def kept(
     """
     dtype = np.dtype(dtype)
     width = bit_width(dtype)
-    zero, sign, ones = (np.uint32(n) for n in (0, 1 << (width - 1), (1 << width) - 1))
+    sign_bit = 1 << (width - 1)
+    zero, sign, ones = (np.uint32(n) for n in (0, sign_bit, 2 * sign_bit - 1))
+    below = np.uint32(sign_bit - 1)  # the last without the sign
     t = threshold
     rest = ones - t  # of ranks, where the smallest come first: up to this one
     if not _is_float(dtype):
@@ -148,30 +152,32 @@ def kept(
             first, last = (t, ones) if largest else (zero, rest)
             return (first, last), (first, last)
         if largest:  # ranks t to ones; a rank is the number's bits with the sign flipped
-            high = (jnp.where(t < sign, zero, t ^ sign), sign - 1)
+            high = (jnp.where(t < sign, zero, t ^ sign), below)
             low = (jnp.where(t < sign, t ^ sign, high[0]), jnp.where(t < sign, ones, high[1]))
             return high, low
         low = (sign, jnp.where(rest < sign, rest ^ sign, ones))
         high = (jnp.where(rest < sign, low[0], zero), jnp.where(rest < sign, low[1], rest ^ sign))
         return low, high
-    number = np.uint32(_largest_number_bits(dtype))
+    largest_number = _largest_number_bits(dtype)
+    number, nan = np.uint32(largest_number), np.uint32(largest_number + 1)
+    negative_number, negative_nan = sign | number, sign | nan
     torch = order is Order.TORCH
     if largest:
         # Positive numbers from the threshold on, or all and the negative ones down to it.
         first = t - sign
         if torch:
-            first = jnp.minimum(first, number + 1)
+            first = jnp.minimum(first, nan)
         negative = t <= sign if torch else t < sign
         first = jnp.where(negative, zero, first)
-        last = jnp.where(negative, jnp.maximum(rest, sign) if torch else rest, sign - 1)
-        return (first, last), ((sign + number + 1, ones) if torch else (first, last))
+        last = jnp.where(negative, jnp.maximum(rest, sign) if torch else rest, below)
+        return (first, last), ((negative_nan, ones) if torch else (first, last))
     positive = rest >= sign
     if not torch:
         low = (jnp.maximum(t, sign), ones)
         return low, (jnp.where(positive, zero, low[0]), jnp.where(positive, rest - sign, ones))
     everything = rest == ones
-    first = jnp.where(positive, sign, jnp.maximum(t, sign + 1))
-    low = (jnp.where(everything, zero, first), jnp.where(everything, ones, sign + number))
+    first = jnp.where(positive, sign, jnp.maximum(t, np.uint32(sign_bit + 1)))
+    low = (jnp.where(everything, zero, first), jnp.where(everything, ones, negative_number))
     return low, (
         jnp.where(positive, zero, low[0]),
         jnp.where(positive, jnp.minimum(rest - sign, number), low[1]),

@@ -18,6 +18,9 @@ CHUNK = 2048
 ONE_PASS_K = 4096
 TEAM_WARPGROUPS = 8
 """Most warpgroups of a block of the one-pass design: 1024 threads, one block a multiprocessor."""
+HISTOGRAM_BYTES = 8192
+TEAM_BYTES = 229376
+"""Of a block's 232448 bytes of shared memory, those for what teams keep of a row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +101,8 @@ def _one_pass(
         members = _power_of_two(chunks)
         # What shares the cut's last 22 bits comes along.
         capacity = -(-(k * 3 // 2 + 512) // 512) * 512
-        room = 12032 // capacity
+        # A team keeps 16 bytes an element, and two histograms.
+        room = TEAM_BYTES // (16 * capacity + 2 * HISTOGRAM_BYTES)
         teams = min(TEAM_WARPGROUPS // members, 1 << (max(room, 1).bit_length() - 1))
         teams = min(teams, _power_of_two(-(-rows // chip.multiprocessors)))
     else:

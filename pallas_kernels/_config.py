@@ -7,12 +7,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from pallas_kernels import _leaves as leaf
 from pallas_kernels._index import Index
 
 SORT_LIMIT = 4096
 """Largest k sorted in shared memory, 8 bytes an element."""
+
+
+Range = tuple[jax.Array | np.unsignedinteger, jax.Array | np.unsignedinteger]
+"""The first and the last of it, scalars."""
 
 
 class Keys(NamedTuple):
@@ -26,7 +31,7 @@ class Keys(NamedTuple):
 
     to_key: Callable[[jax.Array], jax.Array]
     from_key: Callable[[jax.Array], tuple[jax.Array, jax.Array | None]]
-    kept: Callable[[jax.Array], tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]]
+    kept: Callable[[jax.Array], tuple[Range, Range]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +40,8 @@ class SelectConfig:
 
     Attributes:
       k: outputs a row.
-      sort: sort the outputs in shared memory; `k` is then at most `SORT_LIMIT`. Without, they
-        come by ascending column.
+      sort: sort the outputs in shared memory; `k` is then at most `SORT_LIMIT`. Without, the
+        radix design writes them by ascending column; the one-pass design's come in order anyway.
       key_bits: keys lie below `2**key_bits`.
       fill_bits: bits of the value that fills a row with fewer than k valid columns.
       row_dims: dimensions of rows.

@@ -8,9 +8,9 @@ blocks shares each. Elements are compared by rank key, smaller where a value ran
    one for itself, from the same sample.
 2. The row streams by, and what is not behind the cut goes to shared memory as pairs of bits and
    column, in any order. Whether an element does is asked of its bits: keys are computed later. How
-   many there are is counted. If they are too few or too many, the cut is found again from the
-   whole row, exactly. Of a key that very many elements share, the leftmost are then looked for by
-   column.
+   many there are is counted. Of a key that very many elements share, the leftmost are then looked
+   for by column. If they are too few or too many, the cut is found again from the whole row,
+   exactly.
 3. Pairs are brought to bins, by one histogram over what they span, and each counts those in its bin
    that rank before it. That is its place in the output: the same in every run, whatever the order
    in which lanes came, since no two pairs are equal.
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels import _leaves as leaf
 from pallas_kernels import _team as team
@@ -106,6 +107,7 @@ class OnePass(RowKernel):
         self.ties = numbers.at[self.team, pl.ds(8, 8)]
         self.sums = numbers.at[self.team, pl.ds(16, 16)]
         self.ones = (1 << config.key_bits) - 1
+        self.room = np.float32(FULL * config.capacity)
 
     def prepare(self) -> None:
         self.clear(self.histogram)
@@ -168,9 +170,8 @@ class OnePass(RowKernel):
             self.stream(place, cut)
             self.barrier()
             self.cluster_barrier()
-            count = self.count()
-            enough = (count >= taken) | cut.tied
-            again = sampled & ~(enough & (count <= capacity))
+            count = self.with_ties(place, cut, self.count(), taken)
+            again = sampled & ((count < taken) | (count > capacity))
 
             @pl.when(again)
             def reset():
@@ -267,7 +268,7 @@ class OnePass(RowKernel):
             )  # fmt: skip
 
         self.barrier()
-        return cut, self.count()
+        return cut, self.with_ties(place, cut, self.count(), taken)
 
     def cut_of_sample(self, place: _Row, taken: jax.Array) -> _Cut:
         vectors = max(2, 8 // self.width)
@@ -334,8 +335,7 @@ class OnePass(RowKernel):
         add(self.cursor, between)
         bin, before, inside, _ = self.find_bin(self.cursor, rank)
         self.clear(self.cursor)
-        room = jnp.float32(FULL * self.config.capacity)
-        good = (bin < BINS) & ((before + inside).astype(jnp.float32) * scale <= room)
+        good = (bin < BINS) & ((before + inside).astype(jnp.float32) * scale <= self.room)
         ends = (((bin + 1).astype(jnp.uint32)) << fine) - jnp.uint32(1)
         limit = jnp.minimum(lowest + ends, highest)
 
@@ -355,7 +355,6 @@ class OnePass(RowKernel):
         `add(histogram, digits)` counts `digits` of the sample's rank keys. Histogram and cursors
         are empty before and afterwards.
         """
-        room = jnp.float32(FULL * self.config.capacity)
         rank = jnp.maximum(rank, 1)
 
         def expected(count):
@@ -363,7 +362,7 @@ class OnePass(RowKernel):
 
         def found(key, before, inside):
             """The cut, where all bits of the key are known."""
-            tied = expected(before + inside) > room
+            tied = expected(before + inside) > self.room
             limit = jnp.where(tied, key - jnp.where(key > 0, 1, 0).astype(jnp.uint32), key)
             return _Cut(limit, ~tied | (key > 0), tied)
 
@@ -396,7 +395,7 @@ class OnePass(RowKernel):
             self.clear(self.histogram)
             return found((key << shift) | digit.astype(jnp.uint32), before + ahead, inside)
 
-        return jax.lax.cond(expected(before + inside) > room, fine, coarse)
+        return jax.lax.cond(expected(before + inside) > self.room, fine, coarse)
 
     def digits_behind(self, prefix: jax.Array, shift: int, bits: int):
         """Of keys that begin with `prefix`, the next `bits`, which end at `shift`; of others -1."""
@@ -432,11 +431,40 @@ class OnePass(RowKernel):
         before = jnp.minimum(self.block * share, place.chunks)
         return place.first + before, jnp.minimum(share, place.chunks - before)
 
-    def add_ties(self, place: _Row, key: jax.Array, count: jax.Array, taken: jax.Array) -> None:
-        """Appends the leftmost elements of a rank key, so that there are `taken` pairs."""
+    def with_ties(self, place: _Row, cut: _Cut, count: jax.Array, taken: jax.Array) -> jax.Array:
+        """Where ties are wanted, appends the leftmost of them; how many pairs there then are.
+
+        All blocks of a cluster look for them, so that all know; the first keeps them.
+        """
+
+        def add():
+            keeps = self.block == 0
+            first = self.counter[0]
+            self.cluster_barrier()  # the others have read this block's counter
+            self.barrier()
+            found = self.add_ties(place, self.tied_key(cut), taken - count, first, keeps)
+
+            @pl.when((self.member == 0) & keeps)
+            def add_found():
+                self.counter[0] = first + found
+
+            self.barrier()
+            return count + found
+
+        return jax.lax.cond(cut.tied & (count < taken), add, lambda: count)
+
+    def tied_key(self, cut: _Cut) -> jax.Array:
+        """The rank key behind the cut."""
+        return jnp.where(cut.some, cut.limit + jnp.uint32(1), jnp.uint32(0))
+
+    def add_ties(self, place: _Row, key, most: jax.Array, first: jax.Array, keeps) -> jax.Array:
+        """Finds the `most` leftmost elements of a rank key, if there are so many.
+
+        Where it `keeps` them they become pairs `first` and on. How many were found.
+        """
 
         def one(state):
-            step, count = state
+            step, found = state
             bits, valid, columns = self.chunk(
                 place, place.first + step * self.members + self.member
             )
@@ -447,38 +475,28 @@ class OnePass(RowKernel):
             )  # fmt: skip
             self.ties[self.member] = total
             self.barrier()
+            before = found + before
             for m in range(self.members):
                 part = self.ties[m]
                 before = before + jnp.where(m < self.member, part, 0)
-            place_of = count + before
-            for m in range(self.members):
-                count = count + self.ties[m]
+                found = found + part
             self.barrier()
-            place_of = jnp.where((same == 1) & (place_of < taken), place_of, -1)
+            slots = jnp.where((same == 1) & (before < most) & keeps, first + before, -1)
             team.store_pairs(
-                self.pairs, place_of, bits, columns, width=self.width,
-                interpret=self.interpret,
-            )  # fmt: skip
-            return step + 1, count
+                self.pairs, slots, bits, columns, width=self.width, interpret=self.interpret
+            )
+            return step + 1, found
 
         steps = (place.chunks + self.members - 1) // self.members
-        jax.lax.while_loop(
-            lambda state: (state[0] < steps) & (state[1] < taken), one, (jnp.int32(0), count)
+        _, found = jax.lax.while_loop(
+            lambda state: (state[0] < steps) & (state[1] < most), one, (jnp.int32(0), jnp.int32(0))
         )
-        self.barrier()
+        return jnp.minimum(found, most)
 
     # Step 3.
 
     def finish(self, row, place: _Row, taken: jax.Array, cut: _Cut, count: jax.Array) -> None:
         """Orders the pairs and writes the row's output. Leaves shared memory as it was before."""
-        short = cut.tied & (count < taken)
-
-        @pl.when(short)
-        def add_ties():
-            key = jnp.where(cut.some, cut.limit + jnp.uint32(1), jnp.uint32(0))
-            self.add_ties(place, key, count, taken)
-
-        count = jnp.where(short, taken, count)
 
         def each(pairs, body, to_rank_keys=lambda rank_keys: rank_keys):
             def one(at):
@@ -494,7 +512,7 @@ class OnePass(RowKernel):
         each(self.pairs, lower, self.rank_keys)
         self.barrier()
         lowest = self.lowest[0].astype(jnp.uint32)
-        highest = cut.limit + jnp.where(short, 1, 0).astype(jnp.uint32)
+        highest = jnp.where(cut.tied, self.tied_key(cut), cut.limit)
         reach = jnp.where(highest > lowest, highest - lowest, jnp.uint32(0))
         shift = team.shift_to_bins(reach, interpret=self.interpret).astype(jnp.uint32)
 

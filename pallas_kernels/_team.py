@@ -312,7 +312,8 @@ def append(
     if interpret:
         at = columns.at + jnp.arange(CHUNK, dtype=jnp.int32)
         kept = (bits - ranges.first <= ranges.span) | (bits - ranges.first2 <= ranges.span2)
-        kept &= (at >= columns.begin) & (at < columns.end)
+        if not inside:
+            kept &= (at >= columns.begin) & (at < columns.end)
         first = counter_smem[0]
         kept_before = jnp.cumsum(kept, dtype=jnp.int32) - kept
         _put(pairs_smem, jnp.where(kept, first + kept_before, -1), bits, at)

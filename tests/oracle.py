@@ -82,6 +82,20 @@ def bits(x: np.ndarray) -> np.ndarray:
     return x.view(f"u{x.dtype.itemsize}")
 
 
+def by_column(*arrays: np.ndarray, axis: int = -1) -> tuple[np.ndarray, ...]:
+    """An answer whose order is unspecified, with each row by ascending column.
+
+    The last array holds the columns. Raises AssertionError unless unfilled places, of column -1,
+    came last in each row, as they do in any order.
+    """
+    arrays = tuple(np.asarray(a) for a in arrays)
+    columns = arrays[-1].astype(np.int64)
+    unfilled = columns == -1
+    assert (unfilled == np.sort(unfilled, axis=axis)).all(), "an unfilled place is not last"
+    order = np.argsort(np.where(unfilled, 2**32, columns), axis=axis, kind="stable")
+    return tuple(np.take_along_axis(a, order, axis) for a in arrays)
+
+
 def assert_same(
     got: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray]
 ) -> None:

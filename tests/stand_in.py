@@ -94,8 +94,7 @@ class StandIn:
             starts=np.array([begin]), lengths=np.array([end - begin]),
         )  # fmt: skip
         if not self.config.sort:
-            order = np.argsort(np.where(indices < 0, len(x), indices), axis=1, kind="stable")
-            values, indices = (np.take_along_axis(a, order, axis=1) for a in (values, indices))
+            values, indices = oracle.by_column(values, indices)
         return values[0], indices[0].astype(np.int64)
 
     def place(self, columns, begin, row, operands, table) -> np.ndarray:

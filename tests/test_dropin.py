@@ -54,13 +54,13 @@ def scores(rows: int, columns: int, dtype: str = "float32", seed: int = 0) -> np
 
 
 def local_columns(x: np.ndarray, k: int, windows: list[tuple[int, int]]) -> np.ndarray:
-    """Columns of the top k of `[begin, end)`, clamped, counted from begin, ascending, then -1."""
+    """Columns of the top k of `[begin, end)`, clamped, counted from begin, in order, then -1."""
     out = np.full((len(x), k), -1, np.int64)
     for r, (begin, end) in enumerate(windows):
         begin = min(max(begin, 0), x.shape[1])
         end = min(max(end, begin), x.shape[1])
         _, columns = oracle.top_k(x[r : r + 1, begin:end], min(k, end - begin), order="torch")
-        out[r, : columns.size] = np.sort(columns[0])
+        out[r, : columns.size] = columns[0]
     return out
 
 
@@ -72,9 +72,15 @@ def out_of(rows: int, k: int, device: str) -> torch.Tensor:
     return torch.full((rows, k), 77, dtype=torch.int32, device=device)
 
 
-def same(got: torch.Tensor, want: np.ndarray) -> None:
-    assert got.dtype == torch.int32
-    np.testing.assert_array_equal(got.cpu().numpy(), want)
+def same(got: torch.Tensor | tuple[torch.Tensor, ...], *want: np.ndarray) -> None:
+    """The same places, in any order but -1 last. Of several tensors the last says which those are,
+    and the others go with it.
+    """
+    tensors = (got,) if isinstance(got, torch.Tensor) else got
+    assert all(t.dtype == torch.int32 for t in tensors)
+    ours = oracle.by_column(*(t.cpu().numpy() for t in tensors))
+    for a, b in zip(ours, oracle.by_column(*want), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 LENGTHS = [0, 1, 7, 40, 200, 63, -1, 500]
@@ -235,17 +241,14 @@ class TestFlashinfer:
         got = to_numpy(values), indices.cpu().numpy()
         want = oracle.top_k(x, 40, order="torch")
         if not sorted:
-            order = np.argsort(want[1], axis=1)
-            want = tuple(np.take_along_axis(a, order, axis=1) for a in want)
-            order = np.argsort(got[1], axis=1)
-            got = tuple(np.take_along_axis(a, order, axis=1) for a in got)
+            got, want = (oracle.by_column(*answer) for answer in (got, want))
         oracle.assert_same(got, want)
 
     @pytest.mark.parametrize("k", [1, 40, 300])
     def test_ragged(self, device, k):
         x = scores(8, 200)
         starts = [0, 3, 190, 0, 5, 199, 7, 250]
-        offsets = [0, 10**6, -5, 3, 2, 1, 0, 9]
+        offsets = [0, 10**6, -1000, 3, 2, 1, 0, 9]
         windows = [(s, s + n) for s, n in zip(starts, LENGTHS, strict=True)]
         got = flashinfer.top_k_ragged_transform(
             padded(x, device), tensor(offsets, device), tensor(LENGTHS, device), k,
@@ -288,13 +291,12 @@ class TestFlashinfer:
         assert got is out
         windows = [(s, s + n) for s, n in zip(starts, LENGTHS, strict=True)]
         local = local_columns(x, 40, windows)
-        same(raw, local)
         want = np.full_like(local, -1)
         for r, j in np.ndindex(local.shape):
             page = first[r] + local[r, j] // page_size
             if local[r, j] >= 0 and page < pages:
                 want[r, j] = table[batches[r], page] * page_size + local[r, j] % page_size
-        same(got, want)
+        same((got, raw), want, local)
 
     def test_pages_start_where_rows_do_if_they_are_columns(self, device):
         x = scores(4, 50)
@@ -313,14 +315,16 @@ class TestFlashinfer:
         """Pages and lines that are not in the table are -1, never read."""
         x = scores(3, 50)
         table = torch.arange(20, dtype=torch.int32, device=device).view(2, 10)
+        raw = out_of(3, 50, device)
         got = flashinfer.top_k_page_table_transform(
             padded(x, device), table, tensor([50] * 3, device), 50,
             row_to_batch=tensor([1, -1, 2], device),
             page_table_row_starts=tensor([-2, 0, 0], device), row_starts=tensor([0] * 3, device),
+            out_raw_indices=raw,
         )  # fmt: skip
         want = np.full((3, 50), -1)
         want[0, 2:12] = np.arange(10, 20)
-        same(got, want)
+        same((got, raw), want, np.tile(np.arange(50), (3, 1)))
 
     def test_a_table_whose_lines_are_strided(self, device):
         x = scores(4, 20)

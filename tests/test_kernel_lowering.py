@@ -112,25 +112,123 @@ def test_numbers_are_64_bit():
     assert halves[4:6] == [5, 2] and halves[20:22] == [2**31, 0]
 
 
-def test_plan_sides():
-    """The plan on either side of each of its bounds."""
-    assert _plan.plan(1, 2048, 8, sorted=True).warpgroups == 1
-    assert _plan.plan(1, 2049, 8, sorted=True).warpgroups == 2
-    assert _plan.plan(1, 10**6, 8, sorted=True).warpgroups == 4
-    assert _plan.plan(1, 10**6, 4096, sorted=True).sort == "kernel"
-    assert _plan.plan(1, 10**6, 4097, sorted=True).sort == "xla"
-    assert _plan.plan(1, 10**6, 4097, sorted=False).sort == "none"
-    assert _plan.plan(1, 10**6, 1, sorted=True).sort == "none"
-    assert [_plan.plan(rows, 8, 1, sorted=True).blocks for rows in (1, 7, 8, 9)] == [1, 8, 8, 16]
-    assert _plan.plan(10**6, 8, 1, sorted=True, chip=_plan.Chip(10)).blocks == 40
+def plans(field, **call):
+    """A field of the plans for each number of the one argument that is a tuple."""
+    (varied,) = (name for name, value in call.items() if isinstance(value, tuple))
+    call = {"rows": 1, "columns": 10**6, "k": 8, "sorted": True, **call}
+    return [getattr(_plan.plan(**{**call, varied: n}), field) for n in call[varied]]
+
+
+def test_which_design_takes_a_call():
+    assert plans("teams", k=(1, 4096, 4097)) == [1, 1, 0]
+    assert plans("teams", k=(1, 4096, 4097), unit_stride=False) == [0, 0, 0]
     assert _plan.unsupported("float64") and _plan.unsupported("bfloat16") is None
 
 
-def kernel_for(rows, columns, stride, offset, dtype=np.float32, k=16):
-    view = _strides.RowView((rows,), (stride,), columns, 1, offset)
+def test_plan_sides_of_radix():
+    radix = {"unit_stride": False}
+    columns = (2048, 2049, 6144, 6145, 10**6)
+    assert plans("warpgroups", columns=columns, **radix) == [1, 2, 3, 4, 4]
+    assert plans("blocks", rows=(1, 7, 8, 9, 512, 513), **radix) == [1, 8, 8, 16, 512, 528]
+    assert plans("blocks", rows=(10**6,), chip=_plan.Chip(10), **radix) == [40]
+    ks = (1, 2, 4096, 4097)
+    assert plans("sort", k=ks, **radix) == ["none", "kernel", "kernel", "xla"]
+    assert plans("sort", k=ks, sorted=False, **radix) == ["none"] * 4
+    assert plans("sort", k=(4097,)) == ["xla"]
+
+
+def test_plan_sides_of_one_pass():
+    """The lead of a row takes up to 16 bytes less an element of its chunks' columns."""
+    assert plans("sort", k=(1, 4096), sorted=False) == ["kernel"] * 2
+    for itemsize, last in ((4, 16381), (2, 16377), (1, 16369)):
+        columns = (last, last + 1)
+        assert plans("whole", columns=columns, itemsize=itemsize) == [True, False]
+    columns = (1, 2045, 2046, 4093, 4094, 8189, 8190, 16381, 16382)
+    assert plans("warpgroups", columns=columns) == [1, 1, 2, 2, 4, 4, 8, 8, 8]
+
+
+def test_plan_sides_of_whole_rows():
+    """Teams: for rows there are, warpgroups that are left, and pairs there is room for."""
+    rows = (132, 133, 264, 265, 528, 529)
+    assert plans("teams", rows=rows, columns=2045) == [1, 2, 2, 4, 4, 4]
+    assert plans("teams", rows=(10, 11), columns=2045, chip=_plan.Chip(10)) == [1, 2]
+    columns = (2045, 2046, 4093, 4094, 8189, 8190)
+    assert plans("teams", rows=1000, columns=columns) == [4, 4, 4, 2, 2, 1]
+    assert plans("warpgroups", rows=1000, columns=columns) == [4, 8, 8, 8, 8, 8]
+    ks = (341, 342, 1365, 1366, 3755, 3756, 4096)
+    assert plans("teams", rows=1000, columns=2045, k=ks) == [4, 4, 4, 2, 2, 1, 1]
+    capacity = [1024, 1536, 2560, 3072, 6144, 6656, 6656]
+    assert plans("capacity", columns=2045, k=ks) == capacity
+    assert plans("blocks", rows=(1, 7, 8, 9, 128, 129), columns=2045) == [1, 8, 8, 16, 128, 132]
+    assert plans("blocks", rows=(256, 257, 528), columns=8189) == [128, 132, 132]
+    assert plans("cluster", rows=(1, 1000), columns=16381) == [1, 1]
+
+
+def test_plan_sides_of_streamed_rows():
+    """Two teams for many rows; a cluster for few."""
+    many = {"rows": 133, "columns": 2**18, "k": 2048}
+    for name, both, one in (
+        ("rows", 133, 132), ("columns", 2**18, 2**18 + 1), ("k", 2048, 2049),
+    ):  # fmt: skip
+        call = {**many, name: (both, one)}
+        assert plans("teams", **call) == [2, 1]
+        assert plans("capacity", **call) == [6016, 12288]
+        assert plans("warpgroups", **call) == [8, 8]
+        assert plans("cluster", **call) == [1, 1]
+    assert plans("blocks", **{**many, "rows": (133, 256, 257)}) == [128, 128, 132]
+
+    rows = (1, 7, 8, 16, 17, 33, 34, 66, 67)
+    assert plans("cluster", rows=rows) == [16, 16, 8, 8, 4, 4, 2, 2, 1]
+    assert plans("blocks", rows=rows) == [1, 8, 8, 16, 32, 33, 64, 66, 128]
+    assert plans("cluster", rows=(5, 6), chip=_plan.Chip(80)) == [16, 8]
+    # A block has a few chunks at least.
+    columns = tuple(2048 * chunks - 3 for chunks in (9, 11, 12, 19, 20, 35, 36))
+    assert plans("cluster", columns=columns) == [2, 2, 4, 4, 8, 8, 16]
+
+
+def test_plan_sides_of_the_interpreter():
+    """Teams of one warpgroup, and no clusters."""
+    one = {"members": 1}
+    assert plans("whole", columns=(2045, 2046), **one) == [True, False]
+    assert plans("cluster", rows=(1, 133), **one) == [1, 1]
+    assert plans("warpgroups", rows=(132, 133), columns=20000, **one) == [1, 2]
+    assert plans("warpgroups", rows=(132, 133), columns=2045, **one) == [1, 2]
+
+
+def kernel_for(rows, columns, stride, offset, dtype=np.float32, k=16, column_stride=1):
+    view = _strides.RowView((rows,), (stride,), columns, column_stride, offset)
     return _mosaic.kernel_for(
         np.dtype(dtype), view, k, largest=True, sorted=True, order=Order.TORCH
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "columns", "k", "column_stride", "plan"),
+    [
+        # As large a k as goes with so many teams.
+        (132, 16000, 4096, 1, {"whole": True, "teams": 1, "warpgroups": 8}),
+        (264, 8000, 3755, 1, {"whole": True, "teams": 2, "warpgroups": 8}),
+        (528, 4000, 1365, 1, {"whole": True, "teams": 4, "warpgroups": 8}),
+        (132, 20000, 4096, 1, {"whole": False, "teams": 1, "cluster": 1}),
+        (200, 20000, 2048, 1, {"whole": False, "teams": 2, "cluster": 1}),
+        (66, 900000, 4096, 1, {"whole": False, "teams": 1, "cluster": 2}),
+        (33, 900000, 4096, 1, {"whole": False, "teams": 1, "cluster": 4}),
+        (16, 900000, 4096, 1, {"whole": False, "teams": 1, "cluster": 8}),
+        (7, 900000, 4096, 1, {"whole": False, "teams": 1, "cluster": 16}),
+        (7, 900000, 4096, 2, {"teams": 0, "sort": True}),
+        (7, 900000, 5000, 1, {"teams": 0, "sort": False}),
+    ],
+)
+def test_every_plan(rows, columns, k, column_stride, plan, dtype):
+    stride = column_stride * columns + 1
+    config = kernel_for(rows, columns, stride, 3, dtype, k, column_stride).config
+    assert {name: getattr(config, name) for name in plan} == plan
+    text = lower(
+        dtype, rows, columns, k=k, stride=stride, offset=3, column_stride=column_stride,
+        windows=True,
+    )  # fmt: skip
+    assert "mosaic_gpu" in text
 
 
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
@@ -145,13 +243,32 @@ def test_a_module_to_launch_by_address(dtype, index_dtype):
     assert module.startswith(b"ML\xefR")  # MLIR bytecode
 
 
-def test_what_compiles_anew():
+@pytest.mark.parametrize(
+    ("first", "again", "others"),
+    [
+        pytest.param(
+            (9, 5000, 5120, 0), (16, 4200, 4201, 3),
+            [(17, 5000, 5120, 0), (9, 8190, 8192, 0), (9, 20000, 20224, 0)],
+            id="whole",  # more blocks, more warpgroups, streamed
+        ),
+        pytest.param(
+            (150, 20000, 20224, 0), (256, 2**18, 2**18 + 1, 3),
+            [(132, 20000, 20224, 0), (150, 2**18 + 1, 2**18 + 1, 0)],
+            id="two-teams",  # one team
+        ),
+        pytest.param(
+            (5, 900000, 900096, 0), (7, 80000, 80001, 3),
+            [(4, 900000, 900096, 0), (8, 900000, 900096, 0)],
+            id="clusters",  # fewer blocks, smaller clusters
+        ),
+    ],
+)  # fmt: skip
+def test_what_compiles_anew(first, again, others):
     """Not another batch, width, stride or offset; but where a plan says so."""
-    first = kernel_for(9, 5000, 5120, 0)
-    again = kernel_for(16, 4200, 4201, 3)
-    assert first.config == again.config and first.numbers != again.numbers
-    assert kernel_for(17, 5000, 5120, 0).config != first.config  # more blocks
-    assert kernel_for(9, 100000, 100352, 0).config != first.config  # more warpgroups
+    kernel, same = kernel_for(*first), kernel_for(*again)
+    assert kernel.config == same.config and kernel.numbers != same.numbers
+    for other in others:
+        assert kernel_for(*other).config != kernel.config
 
 
 @pytest.mark.parametrize("sorted", [True, False])

@@ -108,3 +108,13 @@ def test_assert_same_compares_bits() -> None:
     payload = np.array([0x7FC00001], np.uint32).view(np.float32)
     with pytest.raises(AssertionError):
         oracle.assert_same((payload, index), (quiet, index))
+
+
+def test_an_order_by_column() -> None:
+    values, indices = np.array([[7, 9, 0, 0]]), np.array([[5, 3, -1, -1]])
+    ordered = oracle.by_column(values, indices)
+    assert [a.tolist() for a in ordered] == [[[9, 7, 0, 0]], [[3, 5, -1, -1]]]
+    ordered = oracle.by_column(values.T, indices.T, axis=0)
+    assert [a.T.tolist() for a in ordered] == [[[9, 7, 0, 0]], [[3, 5, -1, -1]]]
+    with pytest.raises(AssertionError, match="not last"):
+        oracle.by_column(np.array([[5, -1, 3]]))

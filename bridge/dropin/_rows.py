@@ -62,10 +62,10 @@ def select(
     out: torch.Tensor,
     local: torch.Tensor | None = None,
 ) -> None:
-    """Writes the places of the k largest of each row to `out`, by ascending column, then -1.
+    """Writes the places of the k largest of each row to `out`, then -1.
 
-    Arguments are checked by the caller, with `check_input`, `_checks.row_numbers` and
-    `_checks.one_out`.
+    Their order is the same in every run. Arguments are checked by the caller, with `check_input`,
+    `_checks.row_numbers` and `_checks.one_out`.
 
     Args:
       input: (rows, columns), any strides.
@@ -134,9 +134,7 @@ def _by_parts(
     if window.lengths_are_ends:
         lengths = lengths.clamp(-1, columns) - begin
     _, found = top_k(input, k, sorted=False, lengths=lengths, starts=begin)
-    # By ascending column, as the kernel writes them.
-    found = torch.where(found < 0, columns, found).sort(dim=1).values
-    local = torch.where(found == columns, -1, found - begin[:, None])
+    local = torch.where(found < 0, -1, found - begin[:, None])
     return _placed(local, places).to(torch.int32), local.to(torch.int32)
 
 

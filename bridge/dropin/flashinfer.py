@@ -31,7 +31,7 @@ def top_k(
     Args:
       input: (rows, columns), any strides.
       k: at most the row's columns.
-      sorted: in descending order, or by ascending column.
+      sorted: in descending order, or in one that is unspecified but the same in every run.
       tie_break: 0 or 1. 2, which prefers larger indices, is not done.
 
     Returns:
@@ -71,7 +71,7 @@ def top_k_ragged_transform(
       row_starts: first valid column of each row, likewise; 0 if None.
 
     Returns:
-      int32 (rows, k), by ascending column, then -1.
+      int32 (rows, k), in an order that is the same in every run, then -1.
 
     Raises:
       ValueError, TypeError: a tensor of the wrong shape, dtype or device, or k negative.
@@ -121,7 +121,7 @@ def top_k_page_table_transform(
       out_raw_indices: int32 (rows, k) for the columns themselves, counted from the row's start.
 
     Returns:
-      int32 (rows, k), `out` if given: by ascending column, then -1.
+      int32 (rows, k), `out` if given: in an order that is the same in every run, then -1.
 
     Raises:
       ValueError, TypeError: a tensor of the wrong shape, dtype or device, or a number out of

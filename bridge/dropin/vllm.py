@@ -5,7 +5,8 @@ In place of `torch.ops._C.persistent_topk` and its siblings:
     from bridge.dropin.vllm import persistent_topk
 
 All write int32 columns, counted from the row's start, into the tensor they are given: the k
-largest by ascending column, then -1. Lengths may be any numbers; they are clamped into the row.
+largest in an order that is the same in every run, then -1. Lengths may be any numbers; they are
+clamped into the row.
 """
 
 from __future__ import annotations
