@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LIMIT = 420
+LIMIT = 360
 """Seconds a step may take; then it is killed, and its exit code is -9."""
 
 DEMO = "import sys; from jtopk._cli import main; sys.exit(main(sys.argv[1:]))"
@@ -31,12 +31,8 @@ AT_THE_END = [
     "tests/test_top_k.py",
     "tests/test_kernel_gpu.py",
 ]
-LAUNCHED = [
-    "-k",
-    "cuda or graph or compile_nothing",
-    "tests/test_dropin.py",
-    "tests/test_launch_gpu.py",
-]
+DROPINS = ["-k", "cuda or graph", "tests/test_dropin.py"]
+LAUNCHED = ["-k", "graph or compile_nothing", "tests/test_launch_gpu.py"]
 RACES = [
     "-k",
     "lanes or residue and 257",
@@ -95,6 +91,22 @@ def main(out: Path, chosen: list[str]) -> int:
         "demo": ([python, "-c", DEMO, "demo", "--json"], r"\{.*\}", {}),
         "memcheck-demo": ([*sanitize("memcheck"), "-c", DEMO, *small], summary, separate),
         "memcheck-ends": ([*sanitize("memcheck"), *pytest, *AT_THE_END], summary, separate),
+        "memcheck-vllm": (
+            [
+                *sanitize("memcheck"),
+                *pytest,
+                *DROPINS,
+                "--deselect",
+                f"{DROPINS[-1]}::TestFlashinfer",
+            ],
+            summary,
+            {},
+        ),
+        "memcheck-flashinfer": (
+            [*sanitize("memcheck"), *pytest, *DROPINS[:-1], f"{DROPINS[-1]}::TestFlashinfer"],
+            summary,
+            {},
+        ),
         "memcheck-launch": ([*sanitize("memcheck"), *pytest, *LAUNCHED], summary, {}),
         "racecheck": ([*sanitize("racecheck"), *pytest, *RACES], summary, {}),
         "tests": ([python, *pytest, "-n", "12"], r"\d+ (?:passed|failed)[^\n]*", {}),
