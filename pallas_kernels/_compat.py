@@ -135,10 +135,15 @@ try:
         inline_ptx = mgpu_utils.inline_ptx
         constant = mgpu_utils.c
         thread_idx = mgpu_utils.thread_idx
+        # From jax 0.12.1 on a leaf that says it writes to a ref makes an input of it one that the
+        # kernel writes to, which is refused. Before, every leaf was taken to write.
+        RefType = plgpu.RefType
+        READ_REF = RefType(write=False) if hasattr(RefType, "write") else RefType()
 except (ImportError, AttributeError) as error:
     _missing = str(error)
 
 __all__ = [
+    "READ_REF",
     "WARPGROUP_SEMANTICS",
     "Fragments",
     "InterpretGPUParams",

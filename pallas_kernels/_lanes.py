@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels._compat import (
+    READ_REF,
     Fragments,
     StridedLayout,
     arith,
@@ -175,3 +176,5 @@ def int32_vector(shape: tuple[int, ...], where: Any) -> Any:
 
 SCALAR = None if plgpu is None else plgpu.Layout.WG_SPLAT
 REF = None if plgpu is None else plgpu.RefType()
+INPUT = READ_REF
+"""A ref that is read alone, as an operand of the kernel must be."""

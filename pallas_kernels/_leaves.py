@@ -64,7 +64,7 @@ def parameter(ref: Any, *, interpret: bool) -> Wide:
         return Wide(ref[0], ref[1])
 
     @plgpu.inline_mgpu(
-        arg_types=(lanes.REF,),
+        arg_types=(lanes.INPUT,),
         return_type=(lanes.int32_vector((), lanes.SCALAR), lanes.int32_vector((), lanes.SCALAR)),
     )
     def read(ctx, ref):
@@ -140,7 +140,7 @@ def load_row(
         return jnp.where(valid, bits[index], jnp.uint32(0xA5A5A5A5))
 
     @plgpu.inline_mgpu(
-        arg_types=(lanes.REF, *[lanes.SCALAR] * 11),
+        arg_types=(lanes.INPUT, *[lanes.SCALAR] * 11),
         return_type=plgpu.ShapeDtypeStruct((CHUNK,), jnp.uint32, layout=layout(CHUNK, width)),
     )
     def load(ctx, x, *scalars):
@@ -232,7 +232,7 @@ def gather_row(
     where = layout(size, width)
 
     @plgpu.inline_mgpu(
-        arg_types=(lanes.REF, *[lanes.SCALAR] * 4, where),
+        arg_types=(lanes.INPUT, *[lanes.SCALAR] * 4, where),
         return_type=plgpu.ShapeDtypeStruct((size,), jnp.uint32, layout=where),
     )
     def gather(ctx, x, low, high, stride_low, stride_high, columns):

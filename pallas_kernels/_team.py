@@ -99,7 +99,7 @@ def load_chunk(x_gmem: Any, start: Wide, first: jax.Array, *, interpret: bool) -
         return _as_uint32(x_gmem[...])[index]
 
     @plgpu.inline_mgpu(
-        arg_types=(lanes.REF, *[lanes.SCALAR] * 3),
+        arg_types=(lanes.INPUT, *[lanes.SCALAR] * 3),
         return_type=_uint32_vector(CHUNK, layout(CHUNK, width)),
     )
     def load(ctx, x, low, high, first):
@@ -153,7 +153,7 @@ def load_sample(
     where = layout(size, width)
 
     @plgpu.inline_mgpu(
-        arg_types=(lanes.REF, *[lanes.SCALAR] * 6), return_type=_uint32_vector(size, where)
+        arg_types=(lanes.INPUT, *[lanes.SCALAR] * 6), return_type=_uint32_vector(size, where)
     )
     def load(ctx, x, low, high, lead, begin, end, warpgroup):
         i32 = ir.IntegerType.get_signless(32)
